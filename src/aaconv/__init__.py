@@ -1,0 +1,5 @@
+"""Attention augmented convolutions for PyTorch."""
+
+from .version import __version__
+
+__all__ = ["__version__"]
