@@ -1,5 +1,17 @@
-"""Attention augmented convolutions for PyTorch."""
+"""Attention augmented convolutions for PyTorch: convolutional networks that also attend."""
 
+from .attention import attend_2d, default_backend, set_default_backend
+from .augment import augment
+from .layer import AAConv1d, AAConv2d, attention_channels
 from .version import __version__
 
-__all__ = ["__version__"]
+__all__ = [
+    "AAConv1d",
+    "AAConv2d",
+    "__version__",
+    "attend_2d",
+    "attention_channels",
+    "augment",
+    "default_backend",
+    "set_default_backend",
+]

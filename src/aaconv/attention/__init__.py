@@ -1,0 +1,151 @@
+"""attend_2d: 2-D relative self-attention with one signature and several backends."""
+
+import logging
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from . import eager, sdpa
+
+BACKENDS = {"sdpa": sdpa, "eager": eager}
+"""Every backend by name, fastest first: a module with why_not(...) and attend(...)."""
+
+_log = logging.getLogger("aaconv")
+_default_backend: str | None = None
+_told: set[str] = set()
+
+
+def attend_2d(
+    qkv: Tensor,
+    rel_h: Tensor | None,
+    rel_w: Tensor | None,
+    *,
+    num_heads: int,
+    key_channels: int,
+    backend: str | None = None,
+) -> Tensor:
+    """Self-attention over all pixels of a map, with 2-D relative positions.
+
+    qkv [batch, height, width, 2*dk + dv] -> [batch, height, width, dv], q, k and v one after the other and the heads
+    contiguous inside each. The logit of pixel i for pixel j is
+
+        q_i . (k_j + rel_w[jx - ix] + rel_h[jy - iy]) / sqrt(dk / num_heads)
+
+    with rel_h [2*height - 1, dk / num_heads] (index 0 is the offset -(height - 1)) or one such table a head
+    [num_heads, 2*height - 1, dk / num_heads], rel_w alike; both None leave the relative term out.
+
+    backend: "eager", "sdpa", or None for the fastest that can run here (see set_default_backend). A named backend that
+    cannot run raises ValueError with the reason.
+    """
+    _check(qkv, rel_h, rel_w, num_heads, key_channels)
+    arguments = {"num_heads": num_heads, "key_channels": key_channels}
+    chosen = choose_backend(qkv, rel_h, rel_w, **arguments, backend=backend)
+    return BACKENDS[chosen].attend(qkv, rel_h, rel_w, **arguments)
+
+
+def attention_maps(
+    qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads: int, key_channels: int
+) -> Tensor:
+    """The weights attend_2d averages the values with: [batch, num_heads, height*width (i), height*width (j)]."""
+    _check(qkv, rel_h, rel_w, num_heads, key_channels)
+    return eager.attention_maps(qkv, rel_h, rel_w, num_heads=num_heads, key_channels=key_channels)
+
+
+def choose_backend(
+    qkv: Tensor,
+    rel_h: Tensor | None,
+    rel_w: Tensor | None,
+    *,
+    num_heads: int,
+    key_channels: int,
+    backend: str | None = None,
+) -> str:
+    """The name of the backend attend_2d takes for these arguments."""
+    arguments = (qkv, rel_h, rel_w)
+    options = {"num_heads": num_heads, "key_channels": key_channels}
+    named = backend or _default_backend
+    if named is not None:
+        reason = BACKENDS[known_backend(named)].why_not(*arguments, **options)
+        if reason is not None:
+            raise ValueError(f"backend={named!r} cannot run: {reason}; backend=None takes the fastest that can")
+        return named
+    for name, module in BACKENDS.items():
+        reason = module.why_not(*arguments, **options)
+        if reason is None:
+            return name
+        _tell_once(name, reason)
+    raise AssertionError("the eager backend refuses nothing")
+
+
+def known_backend(name: str) -> str:
+    """The name itself, or a ValueError that lists the backends there are."""
+    if name not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(sorted(BACKENDS))} or None, got backend={name!r}")
+    return name
+
+
+def set_default_backend(name: str | None) -> None:
+    """Override the choice of every attend_2d(backend=None) in this process; None restores it.
+
+    The environment variable AACONV_BACKEND does the same from outside.
+    """
+    global _default_backend
+    _default_backend = None if name is None else known_backend(name)
+
+
+@contextmanager
+def default_backend(name: str | None) -> Iterator[None]:
+    """set_default_backend for the length of a with block."""
+    before = _default_backend
+    set_default_backend(name)
+    try:
+        yield
+    finally:
+        set_default_backend(before)
+
+
+def _tell_once(name: str, reason: str) -> None:
+    if torch.compiler.is_compiling() or reason in _told:
+        return
+    _told.add(reason)
+    _log.info("attention backend %s is passed over: %s", name, reason)
+
+
+def _check(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, num_heads: int, key_channels: int) -> None:
+    if qkv.dim() != 4:
+        raise ValueError(f"qkv must be [batch, height, width, 2*dk + dv], got shape {tuple(qkv.shape)}")
+    _, height, width, channels = qkv.shape
+    if num_heads < 1 or key_channels < 1 or key_channels % num_heads:
+        raise ValueError(
+            f"key_channels must be a positive multiple of num_heads, "
+            f"got key_channels={key_channels}, num_heads={num_heads}"
+        )
+    value_channels = channels - 2 * key_channels
+    if value_channels < 1 or value_channels % num_heads:
+        raise ValueError(
+            f"qkv must hold 2 * key_channels + value channels, the latter a positive multiple of num_heads; "
+            f"got {channels} channels with key_channels={key_channels}, num_heads={num_heads}"
+        )
+    if (rel_h is None) != (rel_w is None):
+        raise ValueError("rel_h and rel_w must both be given or both be None")
+    if rel_h is None or rel_w is None:
+        return
+    if rel_h.dim() != rel_w.dim():
+        raise ValueError(
+            f"rel_h and rel_w must both be shared by the heads or both be per head, got shapes {tuple(rel_h.shape)} "
+            f"and {tuple(rel_w.shape)}"
+        )
+    depth = key_channels // num_heads
+    for name, table, length in (("rel_h", rel_h, height), ("rel_w", rel_w, width)):
+        shared = (2 * length - 1, depth)
+        if tuple(table.shape) not in (shared, (num_heads, *shared)):
+            raise ValueError(
+                f"{name} must be {list(shared)} or {[num_heads, *shared]} for a map of {height} x {width}, "
+                f"got {list(table.shape)}"
+            )
+
+
+set_default_backend(os.environ.get("AACONV_BACKEND") or None)

@@ -1,0 +1,38 @@
+"""The paper's equation as it stands, the reference every other backend is held against.
+
+It keeps the whole (HW) x (HW) map of every head, so its memory grows with the square of the number of pixels.
+"""
+
+import torch
+from torch import Tensor
+
+from .heads import join_heads, relative_logits, split_heads
+
+
+def why_not(
+    qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads: int, key_channels: int
+) -> str | None:
+    """The reference runs on everything torch runs on."""
+    return None
+
+
+def attention_maps(
+    qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads: int, key_channels: int
+) -> Tensor:
+    """The weight pixel i gives to pixel j: [batch, num_heads, height * width (i), height * width (j)]."""
+    q, k, _ = split_heads(qkv, num_heads, key_channels)
+    q = q * q.shape[-1] ** -0.5
+    logits = torch.einsum("bnyxd,bnvud->bnyxvu", q, k)
+    if rel_h is not None and rel_w is not None:
+        height_logits, width_logits = relative_logits(q, rel_h, rel_w)
+        logits = logits + height_logits[..., :, None] + width_logits[..., None, :]
+    return logits.flatten(4).softmax(-1).flatten(2, 3)
+
+
+def attend(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads: int, key_channels: int) -> Tensor:
+    """[batch, height, width, 2*dk + dv] -> [batch, height, width, dv]."""
+    maps = attention_maps(qkv, rel_h, rel_w, num_heads=num_heads, key_channels=key_channels)
+    _, _, v = split_heads(qkv, num_heads, key_channels)
+    # Autocast computes the softmax in float32; the product goes on in the dtype of the values.
+    out = maps.to(v.dtype) @ v.flatten(2, 3)
+    return join_heads(out, *qkv.shape[1:3])

@@ -1,0 +1,38 @@
+"""What the torch backends share: heads in and out of the packed projection, and the relative logits."""
+
+import torch
+from torch import Tensor
+
+
+def split_heads(qkv: Tensor, num_heads: int, key_channels: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[batch, height, width, 2*dk + dv] -> q, k, v, each [batch, num_heads, height, width, depth]; views, no copies."""
+    value_channels = qkv.shape[-1] - 2 * key_channels
+    q, k, v = qkv.split([key_channels, key_channels, value_channels], dim=-1)
+    q, k, v = (part.unflatten(-1, (num_heads, -1)).permute(0, 3, 1, 2, 4) for part in (q, k, v))
+    return q, k, v
+
+
+def join_heads(out: Tensor, height: int, width: int) -> Tensor:
+    """[batch, num_heads, height * width, depth] -> [batch, height, width, num_heads * depth]."""
+    return out.transpose(1, 2).flatten(2).unflatten(1, (height, width))
+
+
+def relative_logits(q: Tensor, rel_h: Tensor, rel_w: Tensor) -> tuple[Tensor, Tensor]:
+    """What a query gives to each key row and to each key column, by their distance alone.
+
+    q [batch, num_heads, height, width, depth] -> [batch, num_heads, height, width, height] and [..., width].
+    """
+    height, width = q.shape[2:4]
+    by_row = _absolute(rel_h.to(q.dtype), height)
+    by_column = _absolute(rel_w.to(q.dtype), width)
+    shared = rel_h.dim() == 2
+    height_logits = torch.einsum("bnyxd,yvd->bnyxv" if shared else "bnyxd,nyvd->bnyxv", q, by_row)
+    width_logits = torch.einsum("bnyxd,xud->bnyxu" if shared else "bnyxd,nxud->bnyxu", q, by_column)
+    return height_logits, width_logits
+
+
+def _absolute(table: Tensor, length: int) -> Tensor:
+    """Relative table [..., 2*length - 1, depth] -> [..., length (from i), length (to j), depth] = table[j - i]."""
+    position = torch.arange(length, device=table.device)
+    offset = position[None, :] - position[:, None] + (length - 1)
+    return table[..., offset, :]

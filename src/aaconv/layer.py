@@ -1,0 +1,453 @@
+"""AAConv2d: a convolution beside 2-D relative self-attention, concatenated.
+
+"Attention Augmented Convolutional Networks", Bello, Zoph, Vaswani, Shlens, Le, 2019. The paper's letters and our names:
+
+    N_h    num_heads          d_k    key_channels      d_v      value_channels    kappa  key_ratio = d_k / F_out
+    F_in   in_channels        F_out  out_channels      r^H r^W  rel_h, rel_w      upsilon  value_ratio = d_v / F_out
+"""
+
+import copy
+import logging
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.modules.lazy import LazyModuleMixin
+from torch.nn.parameter import UninitializedParameter, is_lazy
+
+from .attention import attend_2d, attention_maps, known_backend
+from .position import fit_table, make_position
+from .sizes import attention_channels
+
+__all__ = ["AAConv1d", "AAConv2d", "attention_channels"]
+
+_log = logging.getLogger("aaconv")
+_told_resizes: set[tuple[int, int]] = set()
+
+Pair = int | tuple[int, int]
+
+
+class AAConv2d(nn.Module):
+    """Drop-in for nn.Conv2d whose last value_channels output channels attend to the whole map.
+
+    [batch, in_channels, height, width] -> [batch, out_channels, height', width'], cat([conv(x), attention(x)]).
+    nn.Conv2d's arguments come first, in its order; padding defaults to "same" for odd kernels (dilation * (k // 2)).
+
+    num_heads: heads of the attention; they divide key_channels and value_channels.
+    key_channels | key_ratio, value_channels | value_ratio: depth of queries and keys, and of values, in all heads
+        together, given as such or as a fraction of out_channels (default 0.2 and 0.1), rounded by attention_channels.
+        value_channels == out_channels leaves no convolution: `conv` is None.
+    min_key_channels_per_head, min_value_channels_per_head: lower bounds when ratios are rounded.
+    size: (height, width) of the attention map the relative tables are made for. None makes them at the first forward,
+        as torch's lazy modules do. Any size runs either way: a smaller map uses the middle of the tables, exactly, a
+        larger one a smoothly stretched copy.
+    position: "relative", "none", "sinusoidal" or "coordconv".
+    downsample: attend at half the resolution: 3x3 average pooling before, bilinear resizing after.
+    share_heads: one pair of relative tables for all heads (the paper's text), or one a head.
+    attention_bias: biases in the two 1x1 projections.
+    init: "scaled" draws the tables with standard deviation (key_channels / num_heads) ** -0.5; "literal" reads the
+        paper's listing to the letter: that value is the mean, and the deviation is 1.
+    backend: of the attention, see attend_2d.
+
+    A stride makes the attention work at the output resolution, on average-pooled input.
+    """
+
+    _dimensions = 2
+    _conv_class: type[nn.Module] = nn.Conv2d
+
+    def __init__(
+        self,
+        in_channels: int,
+        out_channels: int,
+        kernel_size: Pair,
+        stride: Pair = 1,
+        padding: Pair | str | None = None,
+        dilation: Pair = 1,
+        groups: int = 1,
+        bias: bool = True,
+        padding_mode: str = "zeros",
+        *,
+        num_heads: int = 8,
+        key_channels: int | None = None,
+        value_channels: int | None = None,
+        key_ratio: float | None = None,
+        value_ratio: float | None = None,
+        min_key_channels_per_head: int = 20,
+        min_value_channels_per_head: int = 0,
+        size: Pair | None = None,
+        position: str = "relative",
+        downsample: bool = False,
+        share_heads: bool = True,
+        attention_bias: bool = False,
+        init: str = "scaled",
+        backend: str | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        self.in_channels, self.out_channels, self.groups, self.num_heads = in_channels, out_channels, groups, num_heads
+        self.kernel_size, self.stride, self.dilation = map(self._tuple, (kernel_size, stride, dilation))
+        if padding is None:
+            padding = tuple(d * (k // 2) for k, d in zip(self.kernel_size, self.dilation, strict=True))
+        self.padding = padding if isinstance(padding, str) else self._tuple(padding)
+        self.padding_mode = padding_mode
+        self._pads_to_same = padding == "same"
+        self.key_channels, self.value_channels = _resolve_channels(
+            out_channels,
+            num_heads,
+            key_channels,
+            value_channels,
+            key_ratio,
+            value_ratio,
+            min_key_channels_per_head,
+            min_value_channels_per_head,
+        )
+        self.downsample, self.share_heads = downsample, share_heads
+        if init not in ("scaled", "literal"):
+            raise ValueError(f"init must be 'scaled' or 'literal', got init={init!r}")
+        self.init = init
+        self.backend = None if backend is None else known_backend(backend)
+        self.position_name, self.position = position, make_position(position)
+
+        factory = {"device": device, "dtype": dtype}
+        self.conv = None
+        if conv_channels := out_channels - self.value_channels:
+            if conv_channels % groups:
+                raise ValueError(
+                    f"the {conv_channels} channels left to the convolution (out_channels={out_channels} less "
+                    f"value_channels={self.value_channels}) must be divisible by groups={groups}; "
+                    f"choose value_channels so"
+                )
+            self.conv = self._conv_class(
+                in_channels,
+                conv_channels,
+                kernel_size,
+                stride,
+                self.padding,
+                dilation,
+                groups,
+                bias,
+                padding_mode,
+                **factory,
+            )
+        dk, dv = self.key_channels, self.value_channels
+        self.qkv = nn.Conv2d(in_channels + self.position.extra_channels, 2 * dk + dv, 1, bias=attention_bias, **factory)
+        self.project = nn.Conv2d(dv, dv, 1, bias=attention_bias, **factory)
+        self._make_tables(None if size is None else self._map_size(size), factory)
+
+    @classmethod
+    def from_conv(cls, conv: nn.Conv2d, *, pads_itself: bool = False, **options: Any) -> "AAConv2d":
+        """Augment an existing convolution; the channels that stay convolutional keep its weights.
+
+        pads_itself: its forward pads to "same" whatever its padding attribute says (timm's Conv2dSame).
+        """
+        weight = conv.weight
+        layer = cls(
+            conv.in_channels,
+            conv.out_channels,
+            conv.kernel_size,
+            conv.stride,
+            conv.padding,
+            conv.dilation,
+            conv.groups,
+            conv.bias is not None,
+            conv.padding_mode,
+            device=weight.device,
+            dtype=weight.dtype,
+            **options,
+        )
+        layer._pads_to_same |= pads_itself
+        if layer.conv is not None:
+            layer.conv = _first_channels(conv, layer.conv.out_channels)
+        return layer.train(conv.training)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.dim() != self._dimensions + 2 or x.shape[1] != self.in_channels:
+            expected = ["batch", str(self.in_channels), "height", "width"] if self._dimensions == 2 else None
+            expected = expected or ["batch", str(self.in_channels), "length"]
+            raise ValueError(f"expected input [{', '.join(expected)}], got shape {list(x.shape)}")
+        attended = self._attend(x)
+        return attended if self.conv is None else torch.cat([self.conv(x), attended], dim=1)
+
+    def attention_maps(self, x: Tensor) -> Tensor:
+        """The weight pixel i gives to pixel j: [batch, num_heads, HW (i), HW (j)] at the attention's resolution."""
+        self.make_tables(*self._as_map(x).shape[-2:])
+        qkv = self._project_in(self._pool_to_output(self._as_map(x))[0])
+        return attention_maps(qkv, *self._tables(qkv), num_heads=self.num_heads, key_channels=self.key_channels)
+
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) of the output for an input of height x width."""
+        stride = self._map_pair(self.stride)
+        shifts = self._shifts()
+        return (height + sum(shifts[0]) - 1) // stride[0] + 1, (width + sum(shifts[1]) - 1) // stride[1] + 1
+
+    def attention_size(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) of the attention map for an input of height x width."""
+        height, width = self.output_size(height, width)
+        if not self.downsample:
+            return height, width
+        step = self._map_pair((2,) * self._dimensions)
+        return (height - 1) // step[0] + 1, (width - 1) // step[1] + 1
+
+    def make_tables(self, height: int, width: int) -> None:
+        """Make tables that are still lazy for inputs of height x width, without a forward; others stay as they are."""
+        if is_lazy(self.rel_w):
+            self._infer_parameters(self, (torch.empty(1, self.in_channels, height, width, device="meta"),))
+
+    @property
+    def size(self) -> tuple[int, int] | None:
+        """(height, width) the relative tables are made for; None without tables or before the first forward."""
+        if self.rel_w is None or is_lazy(self.rel_w):
+            return None
+        height = 1 if self.rel_h is None else (self.rel_h.shape[-2] + 1) // 2
+        return height, (self.rel_w.shape[-2] + 1) // 2
+
+    def reset_parameters(self) -> None:
+        """Draw everything anew, as at construction."""
+        for module in (self.conv, self.qkv, self.project):
+            if module is not None:
+                module.reset_parameters()
+        self._draw_tables()
+
+    def extra_repr(self) -> str:
+        size = "lazy" if self.position.has_tables and self.size is None else self.size
+        return (
+            f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
+            f"num_heads={self.num_heads}, key_channels={self.key_channels}, value_channels={self.value_channels}, "
+            f"position={self.position_name!r}, size={size}, downsample={self.downsample}"
+        )
+
+    def _attend(self, x: Tensor) -> Tensor:
+        pooled, out_size = self._pool_to_output(self._as_map(x))
+        qkv = self._project_in(pooled)
+        tables = self._tables(qkv)
+        attended = attend_2d(
+            qkv, *tables, num_heads=self.num_heads, key_channels=self.key_channels, backend=self.backend
+        )
+        attended = self.project(attended.permute(0, 3, 1, 2))
+        if self.downsample:
+            attended = F.interpolate(attended, size=out_size, mode="bilinear", align_corners=False)
+        return self._from_map(attended)
+
+    def _pool_to_output(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """The input at the attention's resolution, and the (height, width) the result must have."""
+        (top, bottom), (left, right) = self._shifts()
+        if top or bottom or left or right:
+            x = F.pad(x, (left, right, top, bottom))
+        stride = self._map_pair(self.stride)
+        if stride != (1, 1):
+            # The paper's 3x3 for stride 2; the odd window that covers every pixel for others.
+            x = self._average(x, tuple(s + 1 - s % 2 for s in stride), stride)
+        out_size = x.shape[-2:]
+        if self.downsample:
+            x = self._average(x, self._map_pair((3,) * self._dimensions), self._map_pair((2,) * self._dimensions))
+        return x, out_size
+
+    @staticmethod
+    def _average(x: Tensor, window: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
+        return F.avg_pool2d(x, window, stride, tuple(w // 2 for w in window), count_include_pad=False)
+
+    def _project_in(self, pooled: Tensor) -> Tensor:
+        """[batch, in_channels, height, width] -> [batch, height, width, 2*dk + dv]."""
+        return self.qkv(self.position.encode(pooled)).permute(0, 2, 3, 1)
+
+    def _tables(self, qkv: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        if self.rel_w is None:
+            return None, None
+        rel_w = fit_table(self.rel_w, qkv.shape[2])
+        if self.rel_h is None:
+            # One row: its logit is the same for every key, so the softmax does not see it.
+            return rel_w.new_zeros(*rel_w.shape[:-2], 1, rel_w.shape[-1]), rel_w
+        return fit_table(self.rel_h, qkv.shape[1]), rel_w
+
+    def _make_tables(self, size: tuple[int, int] | None, factory: dict[str, Any]) -> None:
+        self.register_parameter("rel_h", None)
+        self.register_parameter("rel_w", None)
+        if not self.position.has_tables:
+            return
+        for name, axis in self._table_axes():
+            table = UninitializedParameter(**factory)
+            if size is not None:
+                table.materialize(self._table_shape(size[axis]))
+            setattr(self, name, table)
+        if size is not None:
+            return self._draw_tables()
+        # What LazyModuleMixin.__init__ does: torch.compile and load_state_dict look for these two hooks.
+        self.__class__ = self._lazy_class()
+        self._load_hook = self._register_load_state_dict_pre_hook(self._lazy_load_hook)
+        self._initialize_hook = self.register_forward_pre_hook(self._infer_parameters, with_kwargs=True)
+
+    def _table_shape(self, length: int) -> tuple[int, ...]:
+        shape = (2 * length - 1, self.key_channels // self.num_heads)
+        return shape if self.share_heads else (self.num_heads, *shape)
+
+    def _draw_tables(self) -> None:
+        scale = (self.key_channels // self.num_heads) ** -0.5
+        mean, std = (0.0, scale) if self.init == "scaled" else (scale, 1.0)
+        for table in (self.rel_h, self.rel_w):
+            if table is not None and not is_lazy(table):
+                nn.init.normal_(table, mean, std)
+
+    def _load_from_state_dict(self, state_dict: dict[str, Any], prefix: str, *args: Any) -> None:
+        for name, _ in self._table_axes():
+            own, key = getattr(self, name), prefix + name
+            loaded = state_dict.get(key)
+            if own is None or is_lazy(own) or loaded is None or is_lazy(loaded) or loaded.dim() != own.dim():
+                continue
+            old, new = loaded.shape[-2], own.shape[-2]
+            if old != new:
+                state_dict[key] = fit_table(loaded, (new + 1) // 2)
+                if (old, new) not in _told_resizes:
+                    _told_resizes.add((old, new))
+                    _log.warning(
+                        "relative tables for maps of %d pixels resized to %d (first: %s)",
+                        (old + 1) // 2,
+                        (new + 1) // 2,
+                        key,
+                    )
+        super()._load_from_state_dict(state_dict, prefix, *args)
+
+    def _shifts(self) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Pixels to add (or, negative, to cut) on each side so that output pixel i is centred as in the convolution."""
+        shifts = []
+        for index, (kernel, dilation) in enumerate(zip(self.kernel_size, self.dilation, strict=True)):
+            reach = dilation * (kernel - 1)
+            if self._pads_to_same:
+                shifts.append((0, 0))
+                continue
+            total = 2 * (0 if self.padding == "valid" else self.padding[index]) - reach
+            shifts.append((-(-total // 2), total // 2))
+        return (*([(0, 0)] * (2 - len(shifts))), *shifts)
+
+    # What a map is in one and in two dimensions: the attention itself is always two-dimensional.
+
+    def _tuple(self, value: Pair) -> tuple[int, ...]:
+        values = (value,) * self._dimensions if isinstance(value, int) else tuple(value)
+        if len(values) != self._dimensions:
+            raise ValueError(f"expected an int or {self._dimensions} of them, got {value}")
+        return values
+
+    def _map_pair(self, values: tuple[int, ...]) -> tuple[int, int]:
+        return (*((1,) * (2 - len(values))), *values)
+
+    def _map_size(self, size: Pair) -> tuple[int, int]:
+        pair = self._map_pair(self._tuple(size))
+        if min(pair) < 1:
+            raise ValueError(f"size must be positive, got size={size}")
+        return pair
+
+    def _table_axes(self) -> tuple[tuple[str, int], ...]:
+        return (("rel_h", 0), ("rel_w", 1))[2 - self._dimensions :]
+
+    def _as_map(self, x: Tensor) -> Tensor:
+        return x
+
+    def _from_map(self, x: Tensor) -> Tensor:
+        return x
+
+    def _lazy_class(self) -> type:
+        return _LazyAAConv2d
+
+
+class AAConv1d(AAConv2d):
+    """AAConv2d over a sequence, [batch, in_channels, length] -> [batch, out_channels, length'].
+
+    AAConv2d's arguments, nn.Conv1d's for the convolution; `rel_w` is the one relative table, `size` a length.
+    """
+
+    _dimensions = 1
+    _conv_class = nn.Conv1d
+
+    def _as_map(self, x: Tensor) -> Tensor:
+        return x.unsqueeze(2)
+
+    def _from_map(self, x: Tensor) -> Tensor:
+        return x.squeeze(2)
+
+    def _lazy_class(self) -> type:
+        return _LazyAAConv1d
+
+
+class _LazyTables(LazyModuleMixin):
+    """Until the first forward: the relative tables take their size from the map that arrives."""
+
+    def initialize_parameters(self, x: Tensor) -> None:
+        if not self.has_uninitialized_params():
+            return  # a checkpoint brought the tables
+        size = self.attention_size(*(x if x.dim() == 4 else self._as_map(x)).shape[-2:])
+        with torch.no_grad():
+            for name, axis in self._table_axes():
+                getattr(self, name).materialize(self._table_shape(size[axis]))
+            self._draw_tables()
+
+
+class _LazyAAConv2d(_LazyTables, AAConv2d):
+    cls_to_become = AAConv2d
+
+
+class _LazyAAConv1d(_LazyTables, AAConv1d):
+    cls_to_become = AAConv1d
+
+
+def _resolve_channels(
+    out_channels: int,
+    num_heads: int,
+    key_channels: int | None,
+    value_channels: int | None,
+    key_ratio: float | None,
+    value_ratio: float | None,
+    min_key_channels_per_head: int,
+    min_value_channels_per_head: int,
+) -> tuple[int, int]:
+    """Explicit channels or rounded ratios, checked: (key_channels, value_channels)."""
+    rounded = attention_channels(
+        out_channels,
+        num_heads,
+        key_ratio=0.2 if key_ratio is None else key_ratio,
+        value_ratio=0.1 if value_ratio is None else value_ratio,
+        min_key_channels_per_head=min_key_channels_per_head,
+        min_value_channels_per_head=min_value_channels_per_head,
+    )
+    resolved = []
+    for name, channels, ratio, from_ratio in (
+        ("key", key_channels, key_ratio, rounded[0]),
+        ("value", value_channels, value_ratio, rounded[1]),
+    ):
+        if channels is not None and ratio is not None and channels != from_ratio:
+            raise ValueError(
+                f"{name}_channels={channels} contradicts {name}_ratio={ratio}, which gives {from_ratio} of "
+                f"out_channels={out_channels}; pass only one of them"
+            )
+        result = from_ratio if channels is None else channels
+        if result % num_heads:
+            raise ValueError(
+                f"{name}_channels must be divisible by num_heads, got {name}_channels={result}, num_heads={num_heads}; "
+                f"try {result + -result % num_heads}"
+            )
+        if result < 1:
+            raise ValueError(
+                f"the attention branch would be empty: {name}_channels={result} (out_channels={out_channels}, "
+                f"num_heads={num_heads}); try {name}_ratio={num_heads / out_channels:g}, fewer heads, "
+                f"or min_{name}_channels_per_head=1"
+            )
+        resolved.append(result)
+    if resolved[1] > out_channels:
+        raise ValueError(
+            f"value_channels={resolved[1]} is more than out_channels={out_channels}: attention replaces part of the "
+            f"convolution's output; at most value_channels={out_channels - out_channels % num_heads}"
+        )
+    return resolved[0], resolved[1]
+
+
+def _first_channels(conv: nn.Conv2d, channels: int) -> nn.Conv2d:
+    """A copy of the convolution with its first output channels only, the first of every group where it has groups."""
+    kept = torch.arange(conv.out_channels, device=conv.weight.device).view(conv.groups, -1)
+    kept = kept[:, : channels // conv.groups].flatten()
+    shortened = copy.deepcopy(conv)
+    for name, parameter in list(shortened.named_parameters(recurse=False)):
+        if parameter.shape[0] == conv.out_channels:
+            part = nn.Parameter(parameter.detach()[kept].clone(), requires_grad=parameter.requires_grad)
+            setattr(shortened, name, part)
+    shortened.out_channels = channels
+    return shortened
