@@ -16,16 +16,27 @@ def why_not(
     return None
 
 
-def attention_maps(
+def attention_logits(
     qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads: int, key_channels: int
 ) -> Tensor:
-    """The weight pixel i gives to pixel j: [batch, num_heads, height * width (i), height * width (j)]."""
+    """The equation before the softmax, for pixels i = (y, x) and j = (v, u).
+
+    [batch, height, width, 2*dk + dv] -> [batch, num_heads, height (y), width (x), height (v), width (u)]
+    """
     q, k, _ = split_heads(qkv, num_heads, key_channels)
     q = q * q.shape[-1] ** -0.5
     logits = torch.einsum("bnyxd,bnvud->bnyxvu", q, k)
     if rel_h is not None and rel_w is not None:
         height_logits, width_logits = relative_logits(q, rel_h, rel_w)
         logits = logits + height_logits[..., :, None] + width_logits[..., None, :]
+    return logits
+
+
+def attention_maps(
+    qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads: int, key_channels: int
+) -> Tensor:
+    """The weight pixel i gives to pixel j: [batch, num_heads, height * width (i), height * width (j)]."""
+    logits = attention_logits(qkv, rel_h, rel_w, num_heads=num_heads, key_channels=key_channels)
     return logits.flatten(4).softmax(-1).flatten(2, 3)
 
 

@@ -1,0 +1,15 @@
+"""Shared fixtures: fixed seeds, and a compiler without the memory of other tests."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _seed():
+    torch.manual_seed(0)
+
+
+@pytest.fixture(autouse=True)
+def _forget_compiled():
+    yield
+    torch._dynamo.reset()
