@@ -47,8 +47,8 @@ class GE(nn.Module):
     """Gather-Excite (Hu et al. 2018, arXiv:1810.12348): x * sigmoid(what is gathered around each pixel).
 
     extent: how many pixels a gathered one stands for, a power of two; None gathers the whole map.
-    learned=False (its paper's theta-minus) averages. learned=True (theta) gathers by depthwise convolutions, each with a
-    batch norm: log2(extent) of 3x3 and stride 2, or for the whole map one as large as the map, whose `size` it must know.
+    learned=False (its paper's theta-minus) averages. learned=True (theta) gathers by depthwise convolutions, each with
+    a batch norm: log2(extent) of 3x3 and stride 2, or one as large as the whole map, whose `size` it must then know.
     """
 
     after = "block"

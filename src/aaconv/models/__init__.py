@@ -1,0 +1,42 @@
+"""The paper's models and the ones it compares with. Importing this registers them with timm.
+
+A name is `<kind>_<network>`: the kind is plain, se, ge, bam, cbam, gala or aa (attention augmented), the network
+resnet18, 34, 50, 101, 152; wrn28_10, 28_2, 16_4, 40_2; and for plain and aa mnasnet_075, 100, 125, 140. Keywords reach
+the layers:
+`timm.create_model("aa_resnet50", key_ratio=0.5, value_ratio=0.5, position="sinusoidal", num_heads=4)`.
+"""
+
+from difflib import get_close_matches
+from typing import Any
+
+import timm
+from torch import nn
+
+from . import aa_mnasnet, aa_resnet, aa_wide_resnet
+from .aa_mnasnet import MnasNet
+from .aa_resnet import ResNet
+from .aa_wide_resnet import WideResNet
+
+__all__ = ["MnasNet", "ResNet", "WideResNet", "create_model", "list_models"]
+
+
+def list_models(pattern: str = "*") -> list[str]:
+    """Our names that fit the wildcard pattern, family by family."""
+    return [
+        name
+        for family in (aa_resnet, aa_wide_resnet, aa_mnasnet)
+        for name in timm.list_models(pattern, module=_last(family))
+    ]
+
+
+def create_model(name: str, **options: Any) -> nn.Module:
+    """timm.create_model, but a name that does not exist is a ValueError with the nearest ones that do."""
+    if ":" not in name and not timm.is_model(name.partition(".")[0]):
+        near = get_close_matches(name, list_models(), n=3) or get_close_matches(name, timm.list_models(), n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() has all names"
+        raise ValueError(f"there is no model {name!r}; {hint}")
+    return timm.create_model(name, **options)
+
+
+def _last(module: Any) -> str:
+    return module.__name__.rpartition(".")[2]
