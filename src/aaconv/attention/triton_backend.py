@@ -1,0 +1,298 @@
+"""The fused backend: torch operators around the kernels of triton_kernels.py.
+
+No quadratic tensor, no copies: the packed projection is read by its strides, the gradient written packed. Saved for
+the backward: the inputs, the output and the log-sum-exp. No atomics, so every result is the same bits every time.
+Products of bfloat16 and float16 accumulate in float32; those of float32 run in full float32 if
+torch.get_float32_matmul_precision() is "highest" (torch's default), else in TF32.
+"""
+
+import importlib.util
+import math
+import os
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+HAS_TRITON = importlib.util.find_spec("triton") is not None
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+MAX_DEPTH = 128
+MAX_SIDE = 128
+PROGRAMS = 1056
+"""Programs the backward of the queries aims at: 8 for each of an H200's 132 multiprocessors."""
+SCRATCH = 2
+"""Size of the backward's scratch for relative logits, in multiples of the input's."""
+DTYPES = (torch.bfloat16, torch.float16, torch.float32)
+
+
+class Tile(NamedTuple):
+    """How a kernel is cut: queries and keys of a tile, and triton's launch options."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def forward_tile(pixels: int, side: int, depth: int, itemsize: int) -> Tile:
+    """pixels of the map, its longer side padded, the deeper of key and value heads padded, bytes of an element."""
+    if itemsize == 4 or depth > 64:
+        return Tile(32, 32, 4, 1)
+    if pixels <= 64:
+        return Tile(64, 64, 4, 1)
+    if pixels <= 256:
+        return Tile(64, 32, 4, 2)
+    return Tile(64, 64, 4, 2)
+
+
+def query_tile(pixels: int, side: int, depth: int, itemsize: int) -> Tile:
+    """The backward kernel of queries and tables."""
+    if itemsize == 4 or depth > 64:
+        return Tile(32, 32, 4, 1)
+    if pixels <= 256:
+        return Tile(64, 32, 4, 1)
+    return Tile(64, 64, 4, 1)
+
+
+def key_tile(pixels: int, side: int, depth: int, itemsize: int) -> Tile:
+    """The backward kernel of keys and values."""
+    if itemsize == 4 or depth > 64:
+        return Tile(32, 32, 4, 1)
+    return Tile(64, 64, 4, 1)
+
+
+def why_not(
+    qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads: int, key_channels: int
+) -> str | None:
+    """None if the kernels can take these arguments, else the reason."""
+    depth = max(key_channels, qkv.shape[3] - 2 * key_channels) // num_heads
+    if not HAS_TRITON:
+        return "triton is not installed"
+    if qkv.dtype not in DTYPES:
+        return f"dtype {qkv.dtype} is not one of bfloat16, float16, float32"
+    if depth > MAX_DEPTH:
+        return f"a head of {depth} channels is larger than {MAX_DEPTH}"
+    if max(qkv.shape[1], qkv.shape[2]) > MAX_SIDE:
+        return f"a map of {qkv.shape[1]} x {qkv.shape[2]} is larger than {MAX_SIDE} x {MAX_SIDE}"
+    if qkv.device.type == "cuda":
+        major, minor = _capability(qkv.device.index or 0)
+        return None if major >= 8 else f"compute capability {major}.{minor} is below 8.0"
+    if not INTERPRETED:
+        return f"device {qkv.device.type} is not cuda (TRITON_INTERPRET=1 interprets the kernels on the cpu)"
+    return "triton's interpreter has no products of bfloat16" if qkv.dtype == torch.bfloat16 else None
+
+
+def attend(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads: int, key_channels: int) -> Tensor:
+    """[batch, height, width, 2*dk + dv] -> [batch, height, width, dv]."""
+    tables = None if rel_h is None or rel_w is None else torch.cat([rel_h, rel_w], dim=-2).to(qkv.dtype)
+    return attend_forward(qkv, tables, num_heads, key_channels)[0]
+
+
+@torch.library.custom_op("aaconv::attend_2d", mutates_args=())
+def attend_forward(
+    qkv: Tensor, tables: Tensor | None, num_heads: int, key_channels: int
+) -> tuple[Tensor, Tensor]:  # fmt: skip
+    """qkv [batch, height, width, 2*dk + dv], tables ([heads,] 2*height - 1 + 2*width - 1, dk / heads)
+    -> the output [batch, height, width, dv] and the base-2 log-sum-exp [batch, heads, height * width]."""
+    from . import triton_kernels
+
+    problem = _Problem(qkv, tables, num_heads, key_channels)
+    out, lse = _empty_forward(qkv, num_heads, key_channels)
+    tile = forward_tile(*problem.traits)
+    grid = problem.image_heads * -(-problem.pixels // tile.queries)
+    if grid:
+        with problem.device():
+            triton_kernels.attend_forward[(grid,)](
+                problem.qkv,
+                problem.tables,
+                out,
+                lse,
+                **problem.map_constants,
+                **problem.table_constants,
+                **problem.tile_constants(tile),
+            )
+    return out, lse
+
+
+@torch.library.custom_op("aaconv::attend_2d_backward", mutates_args=())
+def attend_backward(
+    grad_out: Tensor,
+    qkv: Tensor,
+    tables: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    num_heads: int,
+    key_channels: int,
+) -> tuple[Tensor, Tensor]:
+    """The gradients of qkv, packed, and of the tables (empty if there are none)."""
+    from . import triton_kernels
+
+    problem = _Problem(qkv, tables, num_heads, key_channels)
+    grad_qkv, grad_tables = _empty_backward(qkv, tables)
+    grad_out = grad_out.contiguous()
+    sides = problem.height + problem.width
+    # The scratch for the relative logits stays linear in the pixels: as many heads at a time as fit SCRATCH inputs.
+    relative_size = problem.pixels * sides if tables is not None else 0
+    chunk = max(1, min(problem.image_heads, SCRATCH * qkv.numel() // max(1, relative_size)))
+    q_tile, k_tile = query_tile(*problem.traits), key_tile(*problem.traits)
+    splits = min(-(-problem.pixels // q_tile.queries), -(-PROGRAMS // chunk))
+    key_rows, key_columns = problem.key_shape(k_tile.keys)
+    key_tiles = -(-problem.height // key_rows) * -(-problem.width // key_columns)
+    relative = qkv.new_empty(chunk * relative_size)
+    delta = qkv.new_empty(chunk * problem.pixels, dtype=torch.float32)
+    length, depth = 2 * sides - 2, key_channels // num_heads
+    partial = qkv.new_empty(
+        (problem.batch, num_heads, splits, length if tables is not None else 0, depth), dtype=torch.float32
+    )
+    with problem.device():
+        for first in range(0, problem.image_heads, chunk):
+            heads_now = min(chunk, problem.image_heads - first)
+            triton_kernels.attend_backward_queries[(heads_now * splits,)](
+                problem.qkv,
+                problem.tables,
+                out,
+                lse,
+                grad_out,
+                grad_qkv,
+                partial,
+                delta,
+                relative,
+                first,
+                **problem.map_constants,
+                **problem.table_constants,
+                **problem.tile_constants(q_tile),
+                SPLITS=splits,
+            )
+            triton_kernels.attend_backward_keys[(heads_now * key_tiles,)](
+                problem.qkv,
+                lse,
+                grad_out,
+                grad_qkv,
+                delta,
+                relative,
+                first,
+                **problem.map_constants,
+                **problem.tile_constants(k_tile),
+                ROW_WINDOW=max(16, key_rows),
+                COL_WINDOW=max(16, key_columns),
+            )
+    if tables is not None:
+        torch.sum(partial, (0, 1, 2) if tables.dim() == 2 else (0, 2), out=grad_tables)
+    return grad_qkv, grad_tables
+
+
+class _Problem:
+    """One call's sizes, and the constants the kernels are specialised by."""
+
+    def __init__(self, qkv: Tensor, tables: Tensor | None, num_heads: int, key_channels: int) -> None:
+        self.batch, self.height, self.width, channels = qkv.shape
+        self.pixels = self.height * self.width
+        self.image_heads = self.batch * num_heads
+        span = (self.height - 1) * qkv.stride(1) + (self.width - 1) * qkv.stride(2) + channels
+        # inside an image the kernels count in int32
+        self.qkv = qkv if qkv.stride(3) == 1 and span < 2**31 else qkv.contiguous()
+        self.tables = qkv if tables is None else tables.contiguous()
+        depth, value_depth = key_channels // num_heads, (channels - 2 * key_channels) // num_heads
+        padded = {"D_PAD": _padded(depth), "DV_PAD": _padded(value_depth)}
+        self.traits = (self.pixels, _padded(max(self.height, self.width)), max(padded.values()), qkv.element_size())
+        full = qkv.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
+        self.map_constants = {
+            "STRIDE_B": self.qkv.stride(0),
+            "STRIDE_H": self.qkv.stride(1),
+            "STRIDE_W": self.qkv.stride(2),
+            "HEADS": num_heads,
+            "H": self.height,
+            "W": self.width,
+            "D": depth,
+            "DV": value_depth,
+            **padded,
+            "RELATIVE": tables is not None,
+            "SCALE": math.log2(math.e) / math.sqrt(depth),
+            "PRECISION": "ieee" if full else "tf32",
+        }
+        self.table_constants = {
+            "H_PAD": _padded(self.height),
+            "W_PAD": _padded(self.width),
+            "TABLES_PER_HEAD": tables is not None and tables.dim() == 3,
+        }
+
+    def tile_constants(self, tile: Tile) -> dict[str, int]:
+        rows, columns = self.key_shape(tile.keys)
+        return {
+            "BLOCK_M": tile.queries,
+            "KEY_ROWS": rows,
+            "KEY_COLS": columns,
+            "num_warps": tile.warps,
+            "num_stages": tile.stages,
+            "enable_fp_fusion": True,  # the scale and the maximum enter a logit in one instruction
+        }
+
+    def key_shape(self, keys: int) -> tuple[int, int]:
+        """Rows and columns of a key tile: the powers of two that pad the map least, the wider first."""
+        shapes = [(keys >> power, 1 << power) for power in reversed(range(keys.bit_length()))]
+        return min(shapes, key=lambda s: -(-self.height // s[0]) * s[0] * -(-self.width // s[1]) * s[1])
+
+    def device(self) -> torch.cuda.device:
+        return torch.cuda.device(self.qkv.device if self.qkv.is_cuda else -1)
+
+
+def _padded(size: int) -> int:
+    """The power of two a matrix product can take."""
+    return max(16, 1 << (size - 1).bit_length())
+
+
+def _empty_forward(qkv: Tensor, num_heads: int, key_channels: int) -> tuple[Tensor, Tensor]:
+    batch, height, width, channels = qkv.shape
+    out = qkv.new_empty((batch, height, width, channels - 2 * key_channels))
+    return out, qkv.new_empty((batch, num_heads, height * width), dtype=torch.float32)
+
+
+def _empty_backward(qkv: Tensor, tables: Tensor | None) -> tuple[Tensor, Tensor]:
+    return qkv.new_empty(qkv.shape), qkv.new_empty((0,) if tables is None else tables.shape)
+
+
+@attend_forward.register_fake
+def _(qkv: Tensor, tables: Tensor | None, num_heads: int, key_channels: int) -> tuple[Tensor, Tensor]:
+    return _empty_forward(qkv, num_heads, key_channels)
+
+
+@attend_backward.register_fake
+def _(grad_out, qkv, tables, out, lse, num_heads, key_channels) -> tuple[Tensor, Tensor]:
+    return _empty_backward(qkv, tables)
+
+
+def _save(ctx, inputs, output) -> None:
+    qkv, tables, ctx.num_heads, ctx.key_channels = inputs
+    out, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.save_for_backward(qkv, tables, out, lse)
+
+
+def _gradients(ctx, grad_out: Tensor, _grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
+    qkv, tables, out, lse = ctx.saved_tensors
+    grad_qkv, grad_tables = attend_backward(grad_out, qkv, tables, out, lse, ctx.num_heads, ctx.key_channels)
+    return grad_qkv, None if tables is None else grad_tables, None, None
+
+
+attend_forward.register_autograd(_gradients, setup_context=_save)
+
+
+@register_flop_formula(torch.ops.aaconv.attend_2d)
+def _forward_flops(qkv_shape, tables_shape, num_heads, key_channels, *args, out_shape=None, **kwargs) -> int:
+    """Multiplications and additions of q k^T, p v and the relative logits of every row and column."""
+    batch, height, width, channels = qkv_shape
+    pixels = height * width
+    relative = 0 if tables_shape is None else key_channels * (height + width)
+    return 2 * batch * pixels * (pixels * (channels - key_channels) + relative)
+
+
+@register_flop_formula(torch.ops.aaconv.attend_2d_backward)
+def _backward_flops(grad_shape, qkv_shape, tables_shape, out, lse, num_heads, key_channels, **kwargs) -> int:
+    """Two products for each of the forward's, without the recomputed logits."""
+    return 2 * _forward_flops(qkv_shape, tables_shape, num_heads, key_channels)
+
+
+@torch.compiler.assume_constant_result
+def _capability(index: int) -> tuple[int, int]:
+    return torch.cuda.get_device_capability(index)

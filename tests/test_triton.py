@@ -1,0 +1,201 @@
+"""The fused kernels against float64, in triton's interpreter: no GPU needed, small maps only.
+
+The interpreter is chosen when triton decorates the kernels, so these tests run in a process of their own, which
+test_in_the_interpreter starts; tests/gpu/test_triton_gpu.py holds the compiled kernels to the same laws.
+"""
+
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from aaconv.attention import eager, triton_backend
+
+INTERPRETED = triton_backend.INTERPRETED
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the process test_in_the_interpreter starts")
+pytestmark = pytest.mark.skipif(not triton_backend.HAS_TRITON, reason="triton is not installed")
+
+SHAPES = [  # batch, height, width, heads, key depth, value depth
+    (1, 1, 1, 1, 20, 1),
+    (2, 1, 5, 2, 20, 3),
+    (1, 6, 1, 2, 4, 1),
+    (2, 3, 5, 2, 20, 6),
+    (1, 7, 7, 3, 20, 6),
+    (1, 5, 11, 1, 1, 20),
+    (1, 9, 8, 2, 20, 1),
+    (1, 14, 14, 1, 20, 3),
+    (1, 3, 40, 1, 20, 2),
+    (1, 17, 3, 1, 32, 32),
+]
+
+
+@pytest.fixture(autouse=True)
+def poisoned_buffers(monkeypatch):
+    """What a kernel forgets to write must show."""
+    new_empty = torch.Tensor.new_empty
+
+    def poisoned(tensor, *args, **kwargs):
+        buffer = new_empty(tensor, *args, **kwargs)
+        return buffer.fill_(float("nan")) if type(buffer) is torch.Tensor else buffer
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+
+
+def random_inputs(batch, height, width, heads, depth, value_depth, tables="shared", seed=0):
+    """float64 qkv, rel_h, rel_w and a gradient of the output."""
+    torch.manual_seed(seed)
+    qkv = torch.randn(batch, height, width, heads * (2 * depth + value_depth), dtype=torch.float64)
+    lead = {"shared": (), "per head": (heads,)}.get(tables)
+    rel_h, rel_w = (
+        None if lead is None else torch.randn(*lead, 2 * side - 1, depth, dtype=torch.float64)
+        for side in (height, width)
+    )
+    return qkv, rel_h, rel_w, torch.randn(batch, height, width, heads * value_depth, dtype=torch.float64)
+
+
+def output_and_gradients(attend, inputs, dtype, heads, depth):
+    *leaves, grad = [None if t is None else t.to(dtype, copy=True) for t in inputs]
+    leaves = [None if t is None else t.requires_grad_() for t in leaves]
+    out = attend(*leaves, num_heads=heads, key_channels=heads * depth)
+    out.backward(grad)
+    return [out.detach()] + [t.grad for t in leaves if t is not None]
+
+
+def assert_as_good_as_eager(inputs, dtype, heads, depth, attend=triton_backend.attend):
+    exact = output_and_gradients(eager.attend, inputs, torch.float64, heads, depth)
+    reference = output_and_gradients(eager.attend, inputs, dtype, heads, depth)
+    fused = output_and_gradients(attend, inputs, dtype, heads, depth)
+    largest = max(truth.abs().max() for truth in exact)  # a gradient may be zero: its rounding is that of its terms
+    for name, ours, theirs, truth in zip(["out", "qkv", "rel_h", "rel_w"], fused, reference, exact, strict=False):
+        assert ours.dtype == dtype
+        assert ours.shape == truth.shape
+        allowed = 2 * (theirs - truth).abs().max() + torch.finfo(dtype).eps * largest
+        assert (ours - truth).abs().max() <= allowed, name
+
+
+@pytest.mark.skipif(INTERPRETED, reason="this is that process")
+def test_in_the_interpreter():
+    environment = {**os.environ, "TRITON_INTERPRET": "1"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+
+
+@interpreted
+@pytest.mark.parametrize("tables", ["shared", "per head", "none"])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_output_and_gradients_match_float64(shape, tables):
+    assert_as_good_as_eager(random_inputs(*shape, tables), torch.float32, shape[3], shape[4])
+
+
+@interpreted
+@pytest.mark.parametrize("shape", [(2, 3, 5, 2, 20, 3), (1, 8, 9, 1, 20, 6)], ids=str)
+def test_half_precision_matches_float64(shape):
+    assert_as_good_as_eager(random_inputs(*shape), torch.float16, shape[3], shape[4])
+
+
+@interpreted
+@pytest.mark.parametrize("layout", ["channels_first", "sliced", "expanded"])
+def test_any_strides_of_the_projection(layout):
+    batch, height, width, heads, depth, value_depth = 2, 4, 5, 2, 20, 3
+    qkv, rel_h, rel_w, _ = (t.float() for t in random_inputs(batch, height, width, heads, depth, value_depth))
+    if layout == "channels_first":
+        strided = qkv.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1)
+    elif layout == "sliced":
+        strided = torch.zeros(batch, height + 1, width + 2, qkv.shape[3] + 3)[:, 1:, 2:, 3:]
+        strided.copy_(qkv)
+    else:
+        qkv = qkv[:1].expand(batch, -1, -1, -1).contiguous()
+        strided = qkv[:1].expand(batch, -1, -1, -1)
+    assert strided.stride() != qkv.stride()
+    sizes = {"num_heads": heads, "key_channels": heads * depth}
+    expected = triton_backend.attend(qkv, rel_h, rel_w, **sizes)
+    assert torch.equal(triton_backend.attend(strided, rel_h, rel_w, **sizes), expected)
+    leaf = strided.detach().requires_grad_()
+    triton_backend.attend(leaf, rel_h, rel_w, **sizes).square().sum().backward()
+    dense = qkv.clone().requires_grad_()
+    triton_backend.attend(dense, rel_h, rel_w, **sizes).square().sum().backward()
+    assert torch.equal(leaf.grad, dense.grad)
+
+
+@interpreted
+def test_float32_tables_with_a_half_precision_projection():
+    inputs = random_inputs(1, 3, 4, 2, 20, 3)
+    qkv, rel_h, rel_w, grad = inputs[0].half(), inputs[1].float(), inputs[2].float(), inputs[3].half()
+    rel_h.requires_grad_()
+    triton_backend.attend(qkv, rel_h, rel_w, num_heads=2, key_channels=40).backward(grad)
+    exact = output_and_gradients(eager.attend, inputs, torch.float64, 2, 20)[2]
+    assert rel_h.grad.dtype == torch.float32
+    torch.testing.assert_close(rel_h.grad.double(), exact, rtol=0.02, atol=0.02 * exact.abs().max().item())
+
+
+@interpreted
+def test_large_logits_stay_finite():
+    """Logits of thousands: the log-sum-exp is then good to some 1e-4, and so are the weights remade from it."""
+    qkv, rel_h, rel_w, grad = random_inputs(1, 3, 5, 1, 20, 3)
+    inputs = (qkv * torch.tensor([30.0] * 40 + [1.0] * 3, dtype=torch.float64), rel_h * 30, rel_w * 30, grad)
+    exact = output_and_gradients(eager.attend, inputs, torch.float64, 1, 20)
+    fused = output_and_gradients(triton_backend.attend, inputs, torch.float32, 1, 20)
+    for ours, truth in zip(fused, exact, strict=True):
+        torch.testing.assert_close(ours.double(), truth, rtol=0, atol=1e-3)
+
+
+@interpreted
+def test_scratch_in_chunks_changes_nothing(monkeypatch):
+    inputs = random_inputs(2, 5, 6, 2, 4, 1)
+    whole = output_and_gradients(triton_backend.attend, inputs, torch.float32, 2, 4)
+    monkeypatch.setattr(triton_backend, "SCRATCH", 0)
+    chunked = output_and_gradients(triton_backend.attend, inputs, torch.float32, 2, 4)
+    assert all(torch.equal(a, b) for a, b in zip(whole, chunked, strict=True))
+
+
+@interpreted
+def test_an_empty_batch():
+    inputs = random_inputs(0, 3, 4, 2, 20, 3)
+    out, grad_qkv, grad_h, grad_w = output_and_gradients(triton_backend.attend, inputs, torch.float32, 2, 20)
+    assert out.shape == (0, 3, 4, 6)
+    assert grad_qkv.shape == (0, 3, 4, 86)
+    assert not grad_h.any()
+    assert not grad_w.any()
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own
+@pytest.mark.parametrize("tables", ["shared", "per head", "none"])
+def test_operator_is_registered_correctly(tables):
+    qkv, rel_h, rel_w, _ = random_inputs(1, 2, 3, 2, 20, 3, tables)
+    table = None if rel_h is None else torch.cat([rel_h, rel_w], -2).float().requires_grad_()
+    arguments = (qkv.float().requires_grad_(), table, 2, 40)
+    torch.library.opcheck(torch.ops.aaconv.attend_2d.default, arguments)
+
+
+def test_why_not_names_the_value():
+    def reason(shape, dtype=torch.float32, heads=2, key_channels=40):
+        qkv = torch.empty(shape, dtype=dtype)
+        return triton_backend.why_not(qkv, None, None, num_heads=heads, key_channels=key_channels)
+
+    assert "float64" in reason((1, 3, 3, 86), torch.float64)
+    assert "160 channels" in reason((1, 3, 3, 650), key_channels=320)
+    assert "3 x 200" in reason((1, 3, 200, 86))
+    assert reason((1, 3, 3, 86)) is None if INTERPRETED else "cpu" in reason((1, 3, 3, 86))
+
+
+def test_flops_are_those_of_the_definition():
+    """On the meta device: two products of a map's pixels with themselves, and the relative logits."""
+    batch, height, width, heads, depth, value_depth = 2, 3, 5, 2, 20, 3
+    qkv = torch.empty(batch, height, width, heads * (2 * depth + value_depth), device="meta", requires_grad=True)
+    tables = [torch.empty(2 * side - 1, depth, device="meta") for side in (height, width)]
+    with FlopCounterMode(display=False) as counter:
+        out = triton_backend.attend(qkv, *tables, num_heads=heads, key_channels=heads * depth)
+    pixels = height * width
+    products = 2 * batch * heads * pixels * pixels * (depth + value_depth)
+    relative = 2 * batch * heads * pixels * (height + width) * depth
+    assert counter.get_total_flops() == products + relative
+    assert out.shape == (batch, height, width, heads * value_depth)
+    assert out.is_contiguous()
+    with FlopCounterMode(display=False) as counter:
+        out.sum().backward()
+    assert counter.get_total_flops() == 2 * (products + relative)
