@@ -1,0 +1,247 @@
+"""The paper's tables beside ours, cell by cell: `aaconv table N`.
+
+Parameters, FLOPs and map memory are counted on the built models. Accuracies come from `results/DATASET/*.json`, one
+file a run: "model", "top1", "top5" (percent; or "mAP", "mAP50", "mAP75"), "epochs", and "options" where the model was
+built with some; runs of the same model are averaged. Latencies come from `benchmarks/table2.json`, a list of "model",
+"infer_ms", "train_ms" and "options".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from decimal import ROUND_HALF_UP, Decimal
+from itertools import groupby
+from pathlib import Path
+from statistics import mean
+
+import timm
+from rich.table import Table
+from rich.text import Text
+
+from .cost import AttentionCost, Cost, console, count_named
+from .paper import ACCURACY, LATENCY, TABLES, PaperTable, Row
+
+UNITS = {"k": 10**3, "M": 10**6, "G": 10**9, "KB": 2**10, "MB": 2**20, "": 1}
+COUNTED = ("GFlops", "Params", "Memory", "FLOPS")
+TRUE_GFLOPS = "GFlops (true)"
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One value of the paper and ours: as printed, rounded like it, and in full."""
+
+    table: int
+    row: str
+    column: str
+    paper: str | None
+    ours: str | None
+    exact: int | float | None
+    match: bool | None
+    setting: str | None
+    note: str | None
+
+
+def compare(paper: str, exact: float, unit: str = "") -> tuple[str, bool]:
+    """Our value rounded and written like the printed one, and whether the two are equal.
+
+    The digits in print decide: 8.3 has one decimal, and zeros that end a whole number do not count, so that 190k has
+    two digits. Halves round up.
+    """
+    number, printed_unit = re.fullmatch(r"\+?(-?[\d.]+)\s*([A-Za-z%]*).*", paper, re.DOTALL).groups()
+    printed = Decimal(number)
+    step = Decimal(1).scaleb(printed.as_tuple().exponent if "." in number else printed.normalize().as_tuple().exponent)
+    scaled = Decimal(exact) / UNITS.get(printed_unit or unit, 1)
+    ours = (scaled / step).quantize(Decimal(1), ROUND_HALF_UP) * step + 0  # no -0
+    sign = "+" if paper.startswith("+") and ours >= 0 else ""
+    return f"{sign}{ours:f}{printed_unit}", ours == printed
+
+
+def cells(numbers: Iterable[int] = tuple(TABLES)) -> list[Cell]:
+    """Every cell of these tables, row by row; where a row has GFlops, the true count follows them."""
+    results, latencies = _results(), _latencies()
+    found = []
+    for number in numbers:
+        if number not in TABLES:
+            raise ValueError(f"there is no table {number}; the paper has tables {min(TABLES)} to {max(TABLES)}")
+        table = TABLES[number]
+        for index, row in enumerate(table.rows):
+            found += _row_cells(table, row, _counted(table, row, index), results, latencies)
+    return found
+
+
+def _row_cells(table: PaperTable, row: Row, counted: dict[str, int], results: dict, latencies: dict) -> list[Cell]:
+    found = []
+    missing = None if timm.is_model(row.model) else "not built yet"
+    for column, paper in row.cells.items():
+        exact, note, match = None, row.cell_notes.get(column), None
+        if column in COUNTED:
+            exact = counted.get(column)
+            note = "; ".join(filter(None, (missing, row.note, note)))
+        elif column in ACCURACY:
+            runs = [run for run in results[table.dataset, row.model, _key(row.options)] if _name(column) in run]
+            exact = mean(run[_name(column)] for run in runs) if runs else None
+            note = "; ".join(filter(None, (note, _about(runs))))
+        elif column in LATENCY:
+            exact = latencies.get((row.model, _key(row.options)), {}).get(column)
+        ours = None
+        if exact is not None and paper != "-":
+            ours, match = compare(paper, exact, "G" if column == "GFlops" else "")
+        match = None if column in LATENCY else match  # another GPU: nothing to agree with
+        note = _fill(note, table, row) if note and not missing else note
+        found.append(
+            Cell(table.number, row.name, column, paper, ours, exact, match, _setting(table, row), note or None)
+        )
+        if column == "GFlops" and TRUE_GFLOPS in counted:
+            true = counted[TRUE_GFLOPS]
+            text = compare(paper, true, "G")[0]
+            found.append(Cell(table.number, row.name, TRUE_GFLOPS, None, text, true, None, _setting(table, row), None))
+    return found
+
+
+def _cost(table: PaperTable, row: Row, **options: object) -> Cost:
+    return count_named(row.model, table.size, **row.options, **options)
+
+
+def _counted(table: PaperTable, row: Row, index: int) -> dict[str, int]:
+    """Column -> our exact value, of the columns that are counted; empty where the model is not built yet."""
+    if not any(column in COUNTED for column in row.cells) or not timm.is_model(row.model):
+        return {}
+    cost = _cost(table, row, **row.fitted)
+    if table.number == 9:
+        return _attention_costs(cost.attention)[index]
+    return {"Params": cost.params, "GFlops": cost.flops, TRUE_GFLOPS: cost.true_flops}
+
+
+def _attention_costs(branches: list[AttentionCost]) -> list[dict[str, int]]:
+    """The rows of table 9: a layer without stride of each stage, all layers in training, all layers at inference."""
+    stages = [list(stage) for _, stage in groupby(branches, key=lambda branch: branch.params)]
+    rows = [{"Memory": s[-1].map_bytes, "Params": s[-1].params, "FLOPS": s[-1].flops} for s in stages]
+    params, flops = sum(branch.params for branch in branches), sum(branch.flops for branch in branches)
+    maps = [branch.map_bytes for branch in branches]
+    return [*rows, *({"Memory": memory, "Params": params, "FLOPS": flops} for memory in (sum(maps), max(maps)))]
+
+
+def _setting(table: PaperTable, row: Row) -> str:
+    options = "".join(f", {name}={value!r}" for name, value in (row.options | row.fitted).items())
+    return f"{row.model}{options}, {table.size[0]} x {table.size[1]}"
+
+
+def _fill(note: str, table: PaperTable, row: Row) -> str:
+    if "{" not in note:
+        return note
+    return note.format(ours=_cost(table, row, **row.fitted), usual=_cost(table, row))
+
+
+def _key(options: dict) -> tuple:
+    return tuple(sorted(options.items()))
+
+
+def _results() -> dict[tuple, list[dict]]:
+    """(dataset, model, options) -> the records of its runs."""
+    results: dict[tuple, list[dict]] = defaultdict(list)
+    for path in sorted(Path("results").glob("*/*.json")):
+        record = json.loads(path.read_text())
+        if isinstance(record, dict) and "model" in record:
+            dataset = record.get("dataset", path.parent.name)
+            results[dataset, record["model"], _key(record.get("options", {}))].append(record)
+    return results
+
+
+def _name(column: str) -> str:
+    return column.replace("-", "")
+
+
+def _about(runs: list[dict]) -> str | None:
+    if not runs:
+        return None
+    epochs = sorted({run["epochs"] for run in runs if "epochs" in run})
+    length = f" of {' or '.join(map(str, epochs))} epochs" if epochs else ""
+    return f"ours: {'the mean of ' if len(runs) > 1 else ''}{len(runs)} run{'s' * (len(runs) > 1)}{length}"
+
+
+def _latencies() -> dict[tuple, dict[str, float]]:
+    """(model, options) -> column -> percent over ResNet-50."""
+    path = Path("benchmarks/table2.json")
+    records = json.loads(path.read_text()) if path.exists() else []
+    measured = {(record["model"], _key(record.get("options", {}))): record for record in records}
+    base = measured.get(("plain_resnet50", ()))
+    if base is None:
+        return {}
+    return {
+        key: {column: 100 * (record[name] / base[name] - 1) for column, name in LATENCY.items()}
+        for key, record in measured.items()
+    }
+
+
+def print_tables(numbers: Iterable[int] = tuple(TABLES), *, as_json: bool = False) -> None:
+    """Print these tables of the paper with our values beside them, and how many of the counted cells agree."""
+    found = cells(numbers)
+    if as_json:
+        print(json.dumps([asdict(cell) for cell in found], indent=2))
+        return
+    output = console()
+    for number, of_table in groupby(found, key=lambda cell: cell.table):
+        table, notes = _render(TABLES[number], list(of_table))
+        output.print(f"[bold]Table {number}[/bold]  {TABLES[number].title}", highlight=False)
+        output.print(table)
+        for mark, note in enumerate(notes, 1):
+            output.print(f"  {mark}) {note}", highlight=False, markup=False)
+        output.print()
+    counted = [cell for cell in found if cell.column in COUNTED]
+    if counted:
+        agree = sum(cell.match is True for cell in counted)
+        waiting = sum(cell.ours is None for cell in counted)
+        rest = f"; {waiting} wait for a model that is not built yet" if waiting else ""
+        output.print(f"{agree} of {len(counted)} counted cells agree to the printed precision{rest}", highlight=False)
+
+
+def _render(paper: PaperTable, of_table: list[Cell]) -> tuple[Table, list[str]]:
+    """A row a row of the paper; our value in full beside the printed one, with a mark and the number of its note."""
+    columns = list(dict.fromkeys(cell.column for cell in of_table))
+    with_ours = {cell.column for cell in of_table if cell.ours is not None or cell.column in COUNTED}
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("", no_wrap=True)
+    for column in columns:
+        if column == TRUE_GFLOPS:
+            table.add_column("true", justify="right", no_wrap=True)
+            continue
+        table.add_column(column, justify="right", no_wrap=True)
+        if column in with_ours:
+            table.add_column("ours", justify="left", no_wrap=True)
+    notes: list[str] = []
+    for name, row in groupby(of_table, key=lambda cell: cell.row):
+        texts = [Text(name)]
+        for cell in row:
+            if cell.column != TRUE_GFLOPS:
+                texts.append(Text(cell.paper or ""))
+            if cell.column in with_ours:
+                texts.append(_ours(cell))
+            if cell.note:
+                if cell.note not in notes:
+                    notes.append(cell.note)
+                texts[-1].append(f" {notes.index(cell.note) + 1})", "dim")
+        table.add_row(*texts)
+    return table, notes
+
+
+def _ours(cell: Cell) -> Text:
+    text = Text(_in_full(cell))
+    if cell.match is not None:
+        text.append(" ✓", "green") if cell.match else text.append(" ✗", "red")
+    return text
+
+
+def _in_full(cell: Cell) -> str:
+    if cell.exact is None:
+        return ""
+    if cell.column in ("GFlops", TRUE_GFLOPS):
+        return f"{cell.exact / 1e9:.3f}"
+    if cell.column == "Memory":
+        return f"{cell.exact / 2**20:.2f} MiB" if cell.exact >= 2**20 else f"{cell.exact / 2**10:.1f} KiB"
+    if cell.column in COUNTED:
+        return f"{cell.exact:,}"
+    return cell.ours or ""
