@@ -2,8 +2,8 @@
 
 Queries come in tiles of BLOCK_M consecutive pixels, keys in tiles of KEY_ROWS x KEY_COLS pixels ("slots"). With
 rh[i, y] = q_i . rel_h[y - iy] and rw[i, x] = q_i . rel_w[x - ix], small products that are skewed in registers, the
-logits of a tile are q k^T + rh onehot(row of slot)^T + rw onehot(column of slot)^T: matrix products only. The width term
-is the same for all tiles of a column chunk: the accumulator they start from, which carries the mask of the map's edge.
+logits of a tile are q k^T + rh onehot(row of slot)^T + rw onehot(column of slot)^T: matrix products only. The width
+term is the same for all tiles of a column chunk: the accumulator they start from, which also masks the map's edge.
 Logits are kept unscaled; SCALE = log2(e) / sqrt(D) enters with the exponential, which is in base 2, and so is `lse`.
 """
 

@@ -1,0 +1,198 @@
+"""The compiled fused kernels: accuracy in every dtype, and what torch does with the operator around them."""
+
+import random
+
+import pytest
+import torch
+
+from aaconv.attention import eager, triton_backend
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+
+PAPER_SHAPES = [  # batch, height, width, heads, key depth, value depth
+    (4, 14, 14, 8, 20, 1),
+    (4, 14, 14, 8, 20, 3),
+    (4, 7, 7, 8, 20, 6),
+    (2, 32, 32, 8, 20, 2),
+    (2, 16, 16, 8, 20, 4),
+    (4, 8, 8, 8, 20, 8),
+    (2, 14, 14, 8, 32, 32),
+    (1, 40, 40, 8, 12, 6),
+    (1, 64, 64, 2, 20, 3),
+    (1, 1, 1, 1, 20, 1),
+    (1, 128, 9, 1, 20, 3),
+    (1, 5, 128, 1, 20, 3),
+    (1, 12, 12, 2, 128, 128),
+]
+DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+
+
+@pytest.fixture(autouse=True)
+def poisoned_buffers(monkeypatch):
+    """What a kernel forgets to write must show."""
+    new_empty = torch.Tensor.new_empty
+
+    def poisoned(tensor, *args, **kwargs):
+        buffer = new_empty(tensor, *args, **kwargs)
+        return buffer.fill_(float("nan")) if type(buffer) is torch.Tensor else buffer
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+
+
+def random_inputs(batch, height, width, heads, depth, value_depth, tables="shared", seed=0):
+    """float64 qkv, rel_h, rel_w and a gradient of the output."""
+    torch.manual_seed(seed)
+    options = {"dtype": torch.float64, "device": "cuda"}
+    qkv = torch.randn(batch, height, width, heads * (2 * depth + value_depth), **options)
+    lead = {"shared": (), "per head": (heads,)}.get(tables)
+    rel_h, rel_w = (
+        None if lead is None else torch.randn(*lead, 2 * side - 1, depth, **options) for side in (height, width)
+    )
+    return qkv, rel_h, rel_w, torch.randn(batch, height, width, heads * value_depth, **options)
+
+
+def output_and_gradients(attend, inputs, dtype, heads, depth):
+    *leaves, grad = [None if t is None else t.to(dtype, copy=True) for t in inputs]
+    leaves = [None if t is None else t.requires_grad_() for t in leaves]
+    out = attend(*leaves, num_heads=heads, key_channels=heads * depth)
+    out.backward(grad)
+    return [out.detach()] + [t.grad for t in leaves if t is not None]
+
+
+def assert_as_good_as_eager(inputs, dtype, heads, depth):
+    exact = output_and_gradients(eager.attend, inputs, torch.float64, heads, depth)
+    reference = output_and_gradients(eager.attend, inputs, dtype, heads, depth)
+    fused = output_and_gradients(triton_backend.attend, inputs, dtype, heads, depth)
+    largest = max(truth.abs().max() for truth in exact)  # a gradient may be zero: its rounding is that of its terms
+    for name, ours, theirs, truth in zip(["out", "qkv", "rel_h", "rel_w"], fused, reference, exact, strict=False):
+        allowed = 2 * (theirs - truth).abs().max() + torch.finfo(dtype).eps * largest
+        assert (ours - truth).abs().max() <= allowed, name
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", PAPER_SHAPES, ids=str)
+def test_paper_shapes_match_float64(shape, dtype):
+    assert_as_good_as_eager(random_inputs(*shape), dtype, shape[3], shape[4])
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_random_shapes_match_float64(seed):
+    pick = random.Random(seed)
+    height, width = pick.choice(
+        [(pick.randint(1, 20), pick.randint(1, 20)), (pick.randint(1, 50), pick.randint(1, 50))]
+    )
+    heads, depth, value_depth = pick.randint(1, 8), pick.choice([1, 4, 12, 20, 32, 40]), pick.choice([1, 3, 6, 8, 20])
+    tables = pick.choice(["shared", "per head", "none"])
+    inputs = random_inputs(pick.randint(1, 3), height, width, heads, depth, value_depth, tables, seed)
+    assert_as_good_as_eager(inputs, pick.choice(DTYPES), heads, depth)
+
+
+def test_tf32_is_used_only_when_allowed():
+    inputs = random_inputs(2, 14, 14, 2, 20, 3)
+    exact = output_and_gradients(eager.attend, inputs, torch.float64, 2, 20)[0]
+    errors = {}
+    before = torch.get_float32_matmul_precision()
+    for precision in ("highest", "high"):
+        torch.set_float32_matmul_precision(precision)
+        out = output_and_gradients(triton_backend.attend, inputs, torch.float32, 2, 20)[0]
+        errors[precision] = (out - exact).abs().max().item()
+    torch.set_float32_matmul_precision(before)
+    assert errors["highest"] < 1e-5 < errors["high"] < 1e-2
+
+
+@pytest.mark.parametrize("shape", [(8, 14, 14, 8, 20, 3), (2, 40, 40, 8, 20, 3)], ids=str)
+def test_every_run_gives_the_same_bits(shape):
+    inputs = random_inputs(*shape)
+    first = output_and_gradients(triton_backend.attend, inputs, torch.bfloat16, 8, 20)
+    for _ in range(5):
+        again = output_and_gradients(triton_backend.attend, inputs, torch.bfloat16, 8, 20)
+        assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own
+def test_operator_is_registered_correctly():
+    qkv, rel_h, rel_w, _ = random_inputs(2, 5, 7, 2, 20, 3)
+    tables = torch.cat([rel_h, rel_w]).float().requires_grad_()
+    torch.library.opcheck(torch.ops.aaconv.attend_2d.default, (qkv.float().requires_grad_(), tables, 2, 40))
+    torch.library.opcheck(torch.ops.aaconv.attend_2d.default, (qkv.float().requires_grad_(), None, 2, 40))
+
+
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+def test_compiles_in_one_graph(mode):
+    inputs = random_inputs(2, 7, 9, 2, 20, 3)
+
+    @torch.compile(fullgraph=True, mode=mode)
+    def compiled(qkv, rel_h, rel_w, *, num_heads, key_channels):
+        assert triton_backend.why_not(qkv, rel_h, rel_w, num_heads=num_heads, key_channels=key_channels) is None
+        return triton_backend.attend(qkv * 1.0, rel_h, rel_w, num_heads=num_heads, key_channels=key_channels) * 1.0
+
+    expected = output_and_gradients(triton_backend.attend, inputs, torch.bfloat16, 2, 20)
+    for _ in range(3):
+        torch.compiler.cudagraph_mark_step_begin()
+        result = output_and_gradients(compiled, inputs, torch.bfloat16, 2, 20)
+        assert all(torch.equal(a, b) for a, b in zip(result, expected, strict=True))
+
+
+def test_exports():
+    class Attention(torch.nn.Module):
+        def forward(self, qkv, rel_h, rel_w):
+            return triton_backend.attend(qkv, rel_h, rel_w, num_heads=2, key_channels=40)
+
+    arguments = tuple(t.bfloat16() for t in random_inputs(2, 7, 9, 2, 20, 3)[:3])
+    program = torch.export.export(Attention(), arguments)
+    assert torch.equal(program.module()(*arguments), Attention()(*arguments))
+
+
+def test_captured_in_a_cuda_graph():
+    qkv, rel_h, rel_w, grad = (t.bfloat16() for t in random_inputs(2, 14, 14, 8, 20, 3))
+    leaves = [t.requires_grad_() for t in (qkv, rel_h, rel_w)]
+
+    def step():
+        out = triton_backend.attend(*leaves, num_heads=8, key_channels=160)
+        return out, *torch.autograd.grad(out, leaves, grad)
+
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        step()
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    with torch.no_grad():
+        qkv.copy_(torch.randn_like(qkv))
+    graph.replay()
+    assert all(torch.equal(a, b) for a, b in zip(captured, step(), strict=True))
+
+
+def peak_bytes(side):
+    qkv, rel_h, rel_w, grad = (t.bfloat16() for t in random_inputs(1, side, side, 8, 20, 3))
+    leaves = [t.requires_grad_() for t in (qkv, rel_h, rel_w)]
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    triton_backend.attend(*leaves, num_heads=8, key_channels=160).backward(grad)
+    return torch.cuda.max_memory_allocated() - before
+
+
+def test_memory_is_linear_in_pixels():
+    peak_bytes(16)
+    assert peak_bytes(128) <= 4.3 * peak_bytes(64)
+
+
+def test_more_than_two_billion_elements():
+    """The last image of a batch past 2**31 elements equals the same image alone."""
+    batch, side, heads, depth = 26500, 16, 8, 20
+    free, _ = torch.cuda.mem_get_info()
+    if free < 40 * 2**30:
+        pytest.skip(f"needs 40 GiB of GPU memory, {free / 2**30:.0f} are free")
+    qkv = torch.zeros(batch, side, side, heads * (2 * depth + 1), dtype=torch.bfloat16, device="cuda")
+    assert qkv.numel() > 2**31
+    qkv[-1].normal_()
+    rel_h, rel_w = (torch.randn(2 * side - 1, depth, device="cuda") for _ in range(2))
+    results = []
+    for part in (qkv.requires_grad_(), qkv.detach()[-1:].clone().requires_grad_()):
+        out = triton_backend.attend(part, rel_h, rel_w, num_heads=heads, key_channels=heads * depth)
+        out.backward(torch.ones_like(out))
+        results.append((out[-1].detach(), part.grad[-1]))
+    assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
