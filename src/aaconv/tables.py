@@ -82,7 +82,7 @@ def _row_cells(table: PaperTable, row: Row, counted: dict[str, int], results: di
             exact = counted.get(column)
             note = "; ".join(filter(None, (missing, row.note, note)))
         elif column in ACCURACY:
-            runs = [run for run in results[table.dataset, row.model, _key(row.options)] if _name(column) in run]
+            runs = _runs(results, table, row, column)
             exact = mean(run[_name(column)] for run in runs) if runs else None
             note = "; ".join(filter(None, (note, _about(runs))))
         elif column in LATENCY:
@@ -149,6 +149,17 @@ def _results() -> dict[tuple, list[dict]]:
             dataset = record.get("dataset", path.parent.name)
             results[dataset, record["model"], _key(record.get("options", {}))].append(record)
     return results
+
+
+def measured(number: int, row: Row, column: str) -> float | None:
+    """The mean of our own runs for an accuracy cell, if there are any."""
+    values = [run[_name(column)] for run in _runs(_results(), TABLES[number], row, column)]
+    return mean(values) if values else None
+
+
+def _runs(results: dict[tuple, list[dict]], table: PaperTable, row: Row, column: str) -> list[dict]:
+    found = results.get((table.dataset, row.model, _key(row.options)), [])
+    return [run for run in found if _name(column) in run]
 
 
 def _name(column: str) -> str:
