@@ -227,6 +227,13 @@ def test_printed_cost_has_both_counts(capsys):
     assert "…" not in printed
 
 
+def test_a_narrow_terminal_cuts_no_digit(capsys, monkeypatch):
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("COLUMNS", "60")
+    print_cost("aa_resnet18", (64, 96), layers=True)
+    assert "…" not in capsys.readouterr().out
+
+
 def test_json_cost_adds_up(capsys):
     print_cost("aa_resnet18", (64, 96), layers=True, as_json=True)
     cost = json.load(io.StringIO(capsys.readouterr().out))

@@ -127,7 +127,7 @@ def count_named(name: str, size: tuple[int, int] | None = None, **options) -> Co
     """Count a registered model, built for `size` with `options`, without allocating its weights; remembered."""
     if size is None and timm.is_model(name):
         size = (timm.get_pretrained_cfg_value(name, "input_size") or (3, 224, 224))[1:]
-    return _count_named(name, size, **options)
+    return _count_named(name, None if size is None else tuple(size), **options)
 
 
 @functools.cache
@@ -140,7 +140,7 @@ def build(name: str, size: tuple[int, int] | None = None, **options) -> nn.Modul
     if size is not None:
         _check_size(*size)
         try:
-            return _create(name, img_size=tuple(size), **options)
+            return _create(name, img_size=size, **options)
         except TypeError as error:
             if "img_size" not in str(error):
                 raise
@@ -386,9 +386,9 @@ def _new_table(first: str, *columns: str) -> Table:
 
 
 def console() -> Console:
-    """Rich output; where it is not a terminal, plain and wide enough that no row is cut."""
+    """Rich output, plain where it is not a terminal, and always wide enough that no digit is cut."""
     terminal = Console()
-    return terminal if terminal.is_terminal else Console(width=200)
+    return Console(width=max(terminal.width, 120) if terminal.is_terminal else 200)
 
 
 def _kib(size: int) -> str:
