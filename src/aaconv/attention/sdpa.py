@@ -37,9 +37,16 @@ def attend(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads
     depth = max(q.shape[-1], value_depth)
     if qkv.is_cuda:
         depth += -depth % 8
-    q, k, v = (F.pad(part, (0, depth - part.shape[-1])) for part in (q, k, v))
+    q, k, v = (_widen(part, depth) for part in (q, k, v))
     out = F.scaled_dot_product_attention(q, k, v, scale=1.0)[..., :value_depth]
     return join_heads(out, height, width)
+
+
+def _widen(part: Tensor, depth: int) -> Tensor:
+    """Zeros up to the depth. By cat: the backward of F.pad gives a compiled graph strides it does not expect."""
+    if part.shape[-1] == depth:
+        return part
+    return torch.cat([part, part.new_zeros(*part.shape[:-1], depth - part.shape[-1])], dim=-1)
 
 
 def _rows_and_columns(height: int, width: int, like: Tensor) -> Tensor:

@@ -1,0 +1,137 @@
+"""AAConv2d under the tools of torch: compile, export, autocast, memory formats, checkpointing, DDP, gradcheck."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.checkpoint import checkpoint
+
+from aaconv import AAConv2d
+
+SMALL = {"num_heads": 4, "value_ratio": 0.25, "min_key_channels_per_head": 3}
+VARIANTS = [
+    {},
+    {"stride": 2, "downsample": True},
+    {"position": "coordconv"},
+    {"position": "sinusoidal"},
+    {"share_heads": False, "value_ratio": 1.0},
+    {"padding": 0},
+]
+each_variant = pytest.mark.parametrize("variant", VARIANTS, ids=str)
+
+
+def small(**options):
+    return AAConv2d(6, 16, 3, **{**SMALL, **options})
+
+
+def assert_compiles(layer, sizes):
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    for size in sizes:
+        x = torch.randn(2, 6, *size, requires_grad=True)
+        out = compiled(x)
+        torch.testing.assert_close(out, layer(x))
+        out.sum().backward()
+        assert x.grad is not None
+
+
+@each_variant
+def test_compile_without_graph_breaks(variant):
+    assert_compiles(small(**variant, size=5), [(9, 6)])
+
+
+@pytest.mark.parametrize("variant", [{}, {"padding": 0}], ids=str)
+def test_compile_for_changing_sizes(variant):
+    assert_compiles(small(**variant, size=5), [(5, 5), (9, 6), (12, 15)])
+
+
+def test_compile_a_lazy_layer():
+    assert_compiles(small(), [(5, 7)])
+
+
+def test_compile_with_inductor():
+    layer = small(size=5)
+    x = torch.randn(2, 6, 5, 5)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the compiler's own
+        out = torch.compile(layer, fullgraph=True)(x)
+        out.sum().backward()
+    torch.testing.assert_close(out, layer(x))
+
+
+@each_variant
+@pytest.mark.parametrize("strict", [False, True])
+def test_export_with_dynamic_batch_height_and_width(variant, strict):
+    layer = small(**variant, size=(7, 7)).eval()
+    batch, height, width = (torch.export.Dim(name, min=low, max=512) for name, low in (("b", 1), ("h", 8), ("w", 8)))
+    program = torch.export.export(
+        layer, (torch.randn(2, 6, 9, 11),), dynamic_shapes={"x": {0: batch, 2: height, 3: width}}, strict=strict
+    )
+    for shape in [(1, 6, 8, 8), (3, 6, 14, 9), (5, 6, 31, 40)]:
+        x = torch.randn(shape)
+        torch.testing.assert_close(program.module()(x), layer(x))
+
+
+@each_variant
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_autocast(variant, dtype, backend):
+    layer = small(**variant, size=6, backend=backend)
+    x = torch.randn(2, 6, 6, 6)
+    with torch.autocast("cpu", dtype=dtype):
+        out = layer(x)
+    assert out.dtype == dtype
+    torch.testing.assert_close(out.float(), layer(x), rtol=0.1, atol=0.1)
+    out.float().square().sum().backward()
+    assert all(p.grad.dtype == torch.float32 and p.grad.isfinite().all() for p in layer.parameters())
+
+
+@each_variant
+def test_channels_last_in_channels_last_out(variant):
+    layer = small(**variant, size=6)
+    x = torch.randn(2, 6, 8, 6)
+    expected = layer(x)
+    layer.to(memory_format=torch.channels_last)
+    out = layer(x.to(memory_format=torch.channels_last))
+    torch.testing.assert_close(out, expected)
+    assert out.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_deepcopy_and_state_dict_give_the_same_layer():
+    layer, x = small(size=6), torch.randn(2, 6, 6, 6)
+    fresh = small(size=6)
+    fresh.load_state_dict(layer.state_dict())
+    assert torch.equal(copy.deepcopy(layer)(x), layer(x))
+    assert torch.equal(fresh(x), layer(x))
+
+
+def test_activation_checkpointing_gives_the_same_gradients():
+    layer, x = small(size=6), torch.randn(2, 6, 6, 6, requires_grad=True)
+    expected = torch.autograd.grad(layer(x).square().sum(), [x, *layer.parameters()])
+    again = torch.autograd.grad(checkpoint(layer, x, use_reentrant=False).square().sum(), [x, *layer.parameters()])
+    for got, want in zip(again, expected, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("variant", [{}, {"value_ratio": 1.0}, {"position": "none"}], ids=str)
+def test_distributed_data_parallel_finds_no_unused_parameter(variant, tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    try:
+        model = DistributedDataParallel(nn.Sequential(small(**variant, size=6)), find_unused_parameters=False)
+        for _ in range(2):  # an unused parameter is reported at the second step
+            model(torch.randn(2, 6, 6, 6)).sum().backward()
+        assert all(p.grad is not None for p in model.parameters())
+    finally:
+        dist.destroy_process_group()
+
+
+@each_variant
+def test_gradcheck_in_float64(variant):
+    options = {"num_heads": 2, "key_channels": 4, "value_channels": 2, "size": 2, **variant}
+    options.pop("value_ratio", None)
+    layer = AAConv2d(2, 4, 3, **options).double()
+    x = torch.randn(1, 2, 4, 3, dtype=torch.float64, requires_grad=True)
+    assert torch.autograd.gradcheck(lambda x, *_: layer(x), (x, *layer.parameters()))
