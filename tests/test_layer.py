@@ -16,6 +16,7 @@ VARIANTS = {
     "strided": {"stride": 2},
     "downsampled": {"downsample": True},
     "strided and downsampled": {"stride": 2, "downsample": True},
+    "downsampled twice": {"downsample": 2},
     "attention only": {"value_ratio": 1.0},
     "per-head tables": {"share_heads": False},
     "no position": {"position": "none"},
@@ -44,7 +45,7 @@ def test_the_layer_is_convolution_beside_attention(variant, backend):
     if variant.get("stride"):
         seen = F.avg_pool2d(seen, 3, 2, 1, count_include_pad=False)
     out_size = seen.shape[-2:]
-    if variant.get("downsample"):
+    for _ in range(variant.get("downsample", 0)):
         seen = F.avg_pool2d(seen, 3, 2, 1, count_include_pad=False)
     qkv = F.conv2d(layer.position.encode(seen), layer.qkv.weight, layer.qkv.bias).permute(0, 2, 3, 1)
     tables = layer._tables(qkv)
@@ -162,6 +163,7 @@ def test_rounding(out_channels, options, expected):
         ({"key_ratio": -0.1}, "key_ratio must not be negative"),
         ({"value_ratio": 0.25, "groups": 32}, "divisible by groups=32"),
         ({"position": "absolute"}, "position must be one of"),
+        ({"downsample": -1}, "downsample must be"),
         ({"init": "zeros"}, "init must be"),
         ({"backend": "flash"}, "backend must be one of"),
         ({"size": (0, 4)}, "size must be positive"),

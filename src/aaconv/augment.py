@@ -74,7 +74,7 @@ def augment(
     example: Tensor | int | Sequence[int],
     *,
     where: Where,
-    downsample: bool | Callable[[str, nn.Conv2d, Size], bool] = False,
+    downsample: bool | int | Callable[[str, nn.Conv2d, Size], bool | int] = False,
     grouped: bool = False,
     **options: Any,
 ) -> tuple[nn.Module, Report]:
@@ -84,7 +84,7 @@ def augment(
         (batch, channels, height, width). A dry run on fake tensors finds the sizes; it costs no memory.
     where: which convolutions: a glob over module names ("layer[234].*.conv2"), a compiled regular expression, a list of
         names, or a callable (name, conv) -> bool. Names that match something else than a convolution are passed over.
-    downsample: as in AAConv2d, or a callable (name, conv, (height, width) of its output) -> bool.
+    downsample: as in AAConv2d, or a callable (name, conv, (height, width) of its output) -> bool | int.
     grouped: also take grouped and depthwise convolutions. The first channels of every group stay convolutional, so the
         later layers see them in another order.
     options: AAConv2d's keyword arguments (num_heads, key_ratio, value_ratio, position, ...).
@@ -183,7 +183,9 @@ def _map_sizes(
         model.eval()
         x = _example_like(model, example)
         with fake, torch.no_grad():
-            torch.func.functional_call(model, {n: fake.from_tensor(t) for n, t in tensors}, (fake.from_tensor(x),))
+            state = {name: fake.from_tensor(tensor) for name, tensor in tensors}
+            # tie_weights would put the fake weights of a module with two names back into the model.
+            torch.func.functional_call(model, state, (fake.from_tensor(x),), tie_weights=False)
     except (RuntimeError, TypeError, NotImplementedError) as error:
         reason = str(error).strip().splitlines()[0]
         raise ValueError(f"the dry run with an input of shape {list(x.shape)} failed: {reason}") from error

@@ -43,7 +43,8 @@ class AAConv2d(nn.Module):
         as torch's lazy modules do. Any size runs either way: a smaller map uses the middle of the tables, exactly, a
         larger one a smoothly stretched copy.
     position: "relative", "none", "sinusoidal" or "coordconv".
-    downsample: attend at half the resolution: 3x3 average pooling before, bilinear resizing after.
+    downsample: attend at half the resolution: 3x3 average pooling before, bilinear resizing after. A number halves it so
+        often.
     share_heads: one pair of relative tables for all heads (the paper's text), or one a head.
     attention_bias: biases in the two 1x1 projections.
     init: "scaled" draws the tables with standard deviation (key_channels / num_heads) ** -0.5; "literal" reads the
@@ -77,7 +78,7 @@ class AAConv2d(nn.Module):
         min_value_channels_per_head: int = 0,
         size: Pair | None = None,
         position: str = "relative",
-        downsample: bool = False,
+        downsample: bool | int = False,
         share_heads: bool = True,
         attention_bias: bool = False,
         init: str = "scaled",
@@ -103,7 +104,9 @@ class AAConv2d(nn.Module):
             min_key_channels_per_head,
             min_value_channels_per_head,
         )
-        self.downsample, self.share_heads = downsample, share_heads
+        if downsample < 0:
+            raise ValueError(f"downsample must be a bool or how often to halve the map, got downsample={downsample}")
+        self.downsample, self.share_heads = int(downsample), share_heads
         if init not in ("scaled", "literal"):
             raise ValueError(f"init must be 'scaled' or 'literal', got init={init!r}")
         self.init = init
@@ -185,10 +188,10 @@ class AAConv2d(nn.Module):
     def attention_size(self, height: int, width: int) -> tuple[int, int]:
         """(height, width) of the attention map for an input of height x width."""
         height, width = self.output_size(height, width)
-        if not self.downsample:
-            return height, width
         step = self._map_pair((2,) * self._dimensions)
-        return (height - 1) // step[0] + 1, (width - 1) // step[1] + 1
+        for _ in range(self.downsample):
+            height, width = (height - 1) // step[0] + 1, (width - 1) // step[1] + 1
+        return height, width
 
     def make_tables(self, height: int, width: int) -> None:
         """Make tables that are still lazy for inputs of height x width, without a forward; others stay as they are."""
@@ -240,7 +243,7 @@ class AAConv2d(nn.Module):
             # The paper's 3x3 for stride 2; the odd window that covers every pixel for others.
             x = self._average(x, tuple(s + 1 - s % 2 for s in stride), stride)
         out_size = x.shape[-2:]
-        if self.downsample:
+        for _ in range(self.downsample):
             x = self._average(x, self._map_pair((3,) * self._dimensions), self._map_pair((2,) * self._dimensions))
         return x, out_size
 
