@@ -42,8 +42,8 @@ def test_sdpa_is_as_precise_as_eager(batch, height, width, tables, dtype):
     cotangent = torch.randn(batch, height, width, 12).to(dtype).double()
     exact = exact_results(inputs, cotangent, 4, 80)
     eager, sdpa = (run(inputs, cotangent, backend, 4, 80) for backend in TORCH_BACKENDS)
-    # One rounding of the largest number involved: below it the comparison is a lottery (in a map of one row the gradient
-    # of rel_h is zero, and what is left of it is nothing but rounding).
+    # One rounding of the largest number involved: below it the comparison is a lottery (in a map of one row the
+    # gradient of rel_h is zero, and what is left of it is nothing but rounding).
     floor = torch.finfo(dtype).eps * max(value.abs().max().item() for value in exact.values())
     for name, value in exact.items():
         assert largest_error(sdpa[name], value) <= 2 * largest_error(eager[name], value) + floor, name

@@ -43,8 +43,8 @@ class AAConv2d(nn.Module):
         as torch's lazy modules do. Any size runs either way: a smaller map uses the middle of the tables, exactly, a
         larger one a smoothly stretched copy.
     position: "relative", "none", "sinusoidal" or "coordconv".
-    downsample: attend at half the resolution: 3x3 average pooling before, bilinear resizing after. A number halves it so
-        often.
+    downsample: attend at half the resolution: 3x3 average pooling before, bilinear resizing after. A number
+        halves it so often.
     share_heads: one pair of relative tables for all heads (the paper's text), or one a head.
     attention_bias: biases in the two 1x1 projections.
     init: "scaled" draws the tables with standard deviation (key_channels / num_heads) ** -0.5; "literal" reads the

@@ -36,7 +36,7 @@ class Tile(NamedTuple):
 
 
 def forward_tile(pixels: int, side: int, depth: int, itemsize: int) -> Tile:
-    """pixels of the map, its longer side padded, the deeper of key and value heads padded, bytes of an element."""
+    """pixels of the map, its longer side, the deeper of key and value heads padded, bytes of an element."""
     if itemsize == 4 or depth > 64:
         return Tile(32, 32, 4, 1)
     if pixels <= 64:
@@ -59,6 +59,13 @@ def key_tile(pixels: int, side: int, depth: int, itemsize: int) -> Tile:
     """The backward kernel of keys and values."""
     if itemsize == 4 or depth > 64:
         return Tile(32, 32, 4, 1)
+    return Tile(64, 64, 4, 1)
+
+
+def small_tile(pixels: int, side: int, depth: int, itemsize: int) -> Tile | None:
+    """The backward kernel that takes all keys at once, or None where the other two are to run."""
+    if side > 16 or pixels > 64 or depth > 32 or itemsize == 4:
+        return None
     return Tile(64, 64, 4, 1)
 
 
@@ -131,55 +138,80 @@ def attend_backward(
     problem = _Problem(qkv, tables, num_heads, key_channels)
     grad_qkv, grad_tables = _empty_backward(qkv, tables)
     grad_out = grad_out.contiguous()
-    sides = problem.height + problem.width
-    # The scratch for the relative logits stays linear in the pixels: as many heads at a time as fit SCRATCH inputs.
-    relative_size = problem.pixels * sides if tables is not None else 0
-    chunk = max(1, min(problem.image_heads, SCRATCH * qkv.numel() // max(1, relative_size)))
-    q_tile, k_tile = query_tile(*problem.traits), key_tile(*problem.traits)
-    splits = min(-(-problem.pixels // q_tile.queries), -(-PROGRAMS // chunk))
-    key_rows, key_columns = problem.key_shape(k_tile.keys)
-    key_tiles = -(-problem.height // key_rows) * -(-problem.width // key_columns)
-    relative = qkv.new_empty(chunk * relative_size)
-    delta = qkv.new_empty(chunk * problem.pixels, dtype=torch.float32)
-    length, depth = 2 * sides - 2, key_channels // num_heads
+    length = 2 * (problem.height + problem.width) - 2 if tables is not None else 0
     partial = qkv.new_empty(
-        (problem.batch, num_heads, splits, length if tables is not None else 0, depth), dtype=torch.float32
+        (problem.batch, num_heads, _splits(problem, small_tile(*problem.traits)), length, key_channels // num_heads),
+        dtype=torch.float32,
     )
-    with problem.device():
-        for first in range(0, problem.image_heads, chunk):
-            heads_now = min(chunk, problem.image_heads - first)
-            triton_kernels.attend_backward_queries[(heads_now * splits,)](
-                problem.qkv,
-                problem.tables,
-                out,
-                lse,
-                grad_out,
-                grad_qkv,
-                partial,
-                delta,
-                relative,
-                first,
-                **problem.map_constants,
-                **problem.table_constants,
-                **problem.tile_constants(q_tile),
-                SPLITS=splits,
-            )
-            triton_kernels.attend_backward_keys[(heads_now * key_tiles,)](
-                problem.qkv,
-                lse,
-                grad_out,
-                grad_qkv,
-                delta,
-                relative,
-                first,
-                **problem.map_constants,
-                **problem.tile_constants(k_tile),
-                ROW_WINDOW=max(16, key_rows),
-                COL_WINDOW=max(16, key_columns),
-            )
+    if problem.image_heads:
+        launch = _backward_large if small_tile(*problem.traits) is None else _backward_small
+        with problem.device():
+            launch(triton_kernels, problem, out, lse, grad_out, grad_qkv, partial)
     if tables is not None:
         torch.sum(partial, (0, 1, 2) if tables.dim() == 2 else (0, 2), out=grad_tables)
     return grad_qkv, grad_tables
+
+
+def _splits(problem: "_Problem", small: Tile | None) -> int:
+    """How many programs share the query tiles of a head in the backward, each with a table gradient of its own."""
+    if small is not None:
+        return 1
+    tiles = -(-problem.pixels // query_tile(*problem.traits).queries)
+    return min(tiles, -(-PROGRAMS // problem.heads_at_a_time))
+
+
+def _backward_small(kernels, problem, out, lse, grad_out, grad_qkv, partial) -> None:
+    kernels.attend_backward_small[(problem.image_heads,)](
+        problem.qkv,
+        problem.tables,
+        out,
+        lse,
+        grad_out,
+        grad_qkv,
+        partial,
+        **problem.map_constants,
+        **problem.table_constants,
+        **problem.tile_constants(small_tile(*problem.traits)),
+    )
+
+
+def _backward_large(kernels, problem, out, lse, grad_out, grad_qkv, partial) -> None:
+    chunk, splits = problem.heads_at_a_time, partial.shape[2]
+    tile = key_tile(*problem.traits)
+    rows, columns = problem.key_shape(tile.keys)
+    key_tiles = -(-problem.height // rows) * -(-problem.width // columns)
+    scratch = lse.new_empty(chunk * problem.relative_size, dtype=problem.qkv.dtype)
+    delta = lse.new_empty(chunk * problem.pixels)
+    for first in range(0, problem.image_heads, chunk):
+        heads_now = min(chunk, problem.image_heads - first)
+        kernels.attend_backward_queries[(heads_now * splits,)](
+            problem.qkv,
+            problem.tables,
+            out,
+            lse,
+            grad_out,
+            grad_qkv,
+            partial,
+            delta,
+            scratch,
+            first,
+            **problem.map_constants,
+            **problem.table_constants,
+            **problem.tile_constants(query_tile(*problem.traits)),
+            SPLITS=splits,
+        )
+        kernels.attend_backward_keys[(heads_now * key_tiles,)](
+            problem.qkv,
+            lse,
+            grad_out,
+            grad_qkv,
+            delta,
+            scratch,
+            first,
+            **problem.map_constants,
+            **problem.tile_constants(tile),
+            WINDOW=_padded(rows + columns),
+        )
 
 
 class _Problem:
@@ -195,7 +227,11 @@ class _Problem:
         self.tables = qkv if tables is None else tables.contiguous()
         depth, value_depth = key_channels // num_heads, (channels - 2 * key_channels) // num_heads
         padded = {"D_PAD": _padded(depth), "DV_PAD": _padded(value_depth)}
-        self.traits = (self.pixels, _padded(max(self.height, self.width)), max(padded.values()), qkv.element_size())
+        self.traits = (self.pixels, max(self.height, self.width), max(padded.values()), qkv.element_size())
+        self.relative_size = self.pixels * (self.height + self.width) if tables is not None else 0
+        # The backward's scratch stays linear in the pixels: as many heads at a time as fit SCRATCH inputs.
+        fitting = SCRATCH * qkv.numel() // max(1, self.relative_size)
+        self.heads_at_a_time = max(1, min(self.image_heads, fitting))
         full = qkv.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
         self.map_constants = {
             "STRIDE_B": self.qkv.stride(0),
@@ -212,8 +248,7 @@ class _Problem:
             "PRECISION": "ieee" if full else "tf32",
         }
         self.table_constants = {
-            "H_PAD": _padded(self.height),
-            "W_PAD": _padded(self.width),
+            "REL": _padded(self.height + self.width),
             "TABLES_PER_HEAD": tables is not None and tables.dim() == 3,
         }
 
@@ -229,9 +264,9 @@ class _Problem:
         }
 
     def key_shape(self, keys: int) -> tuple[int, int]:
-        """Rows and columns of a key tile: the powers of two that pad the map least, the wider first."""
-        shapes = [(keys >> power, 1 << power) for power in reversed(range(keys.bit_length()))]
-        return min(shapes, key=lambda s: -(-self.height // s[0]) * s[0] * -(-self.width // s[1]) * s[1])
+        """Rows and columns of a key tile: the powers of two that pad the map least, then those that add up to least."""
+        shapes = [(keys >> power, 1 << power) for power in range(keys.bit_length())]
+        return min(shapes, key=lambda s: (-(-self.height // s[0]) * -(-self.width // s[1]), sum(s), s[0]))
 
     def device(self) -> torch.cuda.device:
         return torch.cuda.device(self.qkv.device if self.qkv.is_cuda else -1)
