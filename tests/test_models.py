@@ -91,7 +91,9 @@ def test_the_papers_parameters(name, options, expected):
     assert parameters(on_meta(name, **options)) == expected
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if name.startswith(("aa_", "ge_"))])
+@pytest.mark.parametrize(
+    "name", ["aa_resnet34", "aa_resnet50", "ge_resnet50", "aa_wrn28_2", "ge_wrn40_2", "aa_mnasnet_125"]
+)
 def test_augmented_and_parameter_free_networks_keep_the_rest_of_their_base(name):
     kind, _, network = name.partition("_")
     base, model = on_meta(f"plain_{network}").state_dict(), on_meta(name).state_dict()
@@ -419,10 +421,12 @@ def test_features_of_the_wide_resnet_are_those_of_its_forward(small):
         assert [f.shape[1] for f in intermediates] == [16, 64, 128, 256]
         stopped = model.forward_intermediates(x, indices=[1], stop_early=True, intermediates_only=True)
         torch.testing.assert_close(stopped[0], intermediates[1])
+        at_stage_1, _ = model.forward_intermediates(x, indices=[1], stop_early=True)
+        torch.testing.assert_close(at_stage_1, intermediates[1])
 
 
 def test_entry_points_can_be_inspected():
     entry = timm.model_entrypoint("aa_resnet50")
     assert (entry.__module__, entry.__name__) == ("aaconv.models.aa_resnet", "aa_resnet50")
-    assert "ResNet-50" in entry.__doc__
+    assert entry.__doc__ == "ResNet-50, attention augmented."
     assert "aa_resnet50" in sys.modules[entry.__module__].__all__

@@ -174,7 +174,9 @@ class GALA(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         channel = self.channel(_mean_pool(x)).sigmoid()
         saliency = self.saliency(x).sigmoid()
-        return x * (self.sum_weight * (channel + saliency) + self.product_weight * channel * saliency)
+        # In the dtype of the map: under autocast the parameters would make it float32 again.
+        a, m = self.sum_weight.to(x.dtype), self.product_weight.to(x.dtype)
+        return x * (a * (channel + saliency) + m * channel * saliency)
 
 
 GATES: dict[str, type[nn.Module]] = {"se": SE, "ge": GE, "bam": BAM, "cbam": CBAM, "gala": GALA}

@@ -12,6 +12,13 @@ from ..augment import augment
 from ..gates import GATES
 from ..layer import AAConv2d
 
+# The first word of a name, and what it means.
+KINDS = {
+    "plain": "plain",
+    **{name: f"with {gate.__name__}" for name, gate in GATES.items()},
+    "aa": "attention augmented",
+}
+
 # `size` follows from img_size; device and dtype from the convolution that is replaced.
 _SET_FOR_THE_CALLER = {"size", "device", "dtype"}
 

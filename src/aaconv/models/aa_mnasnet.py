@@ -13,7 +13,7 @@ from timm.models import efficientnet, generate_default_cfgs
 from timm.models._efficientnet_builder import decode_arch_def, resolve_bn_args, round_channels
 from torch import nn
 
-from ._family import ATTENTION_OPTIONS, augment_network, entry_point, image_size, keyword_names, sort_options
+from ._family import ATTENTION_OPTIONS, KINDS, augment_network, entry_point, image_size, keyword_names, sort_options
 
 __all__ = ["MnasNet"]
 
@@ -79,7 +79,7 @@ _AUGMENTED = {
 }
 
 _VARIANTS = {
-    f"{kind}_mnasnet_{round(100 * width):03d}": ({"width": width, **settings}, f"MnasNet-A1 x {width}, {kind}")
+    f"{kind}_mnasnet_{round(100 * width):03d}": ({"width": width, **settings}, f"MnasNet-A1 x {width}, {KINDS[kind]}.")
     for kind, settings in (("plain", {}), ("aa", _AUGMENTED))
     for width in (0.75, 1.0, 1.25, 1.4)
 }

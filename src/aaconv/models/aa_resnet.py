@@ -15,6 +15,7 @@ from torch import nn
 from ..gates import GATES
 from ._family import (
     ATTENTION_OPTIONS,
+    KINDS,
     augment_network,
     entry_point,
     gate_options,
@@ -108,8 +109,8 @@ def _settings(kind: str, block: str, layers: tuple[int, ...]) -> dict[str, Any]:
 
 
 _VARIANTS = {
-    f"{kind}_resnet{depth}": (_settings(kind, *shape), f"ResNet-{depth}, {kind}")
-    for kind in ("plain", *GATES, "aa")
+    f"{kind}_resnet{depth}": (_settings(kind, *shape), f"ResNet-{depth}, {title}.")
+    for kind, title in KINDS.items()
     for depth, shape in _DEPTHS.items()
 }
 

@@ -17,7 +17,7 @@ from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from ..gates import GATES
-from ._family import ATTENTION_OPTIONS, augment_network, entry_point, gate_options, image_size, sort_options
+from ._family import ATTENTION_OPTIONS, KINDS, augment_network, entry_point, gate_options, image_size, sort_options
 
 __all__ = ["WideResNet"]
 
@@ -187,6 +187,8 @@ class WideResNet(nn.Module):
         like = {"device": self.conv1.weight.device, "dtype": self.conv1.weight.dtype}
         self.num_classes = num_classes
         self.global_pool, self.fc = create_classifier(self.num_features, num_classes, pool_type=global_pool, **like)
+        self.global_pool.train(self.training)
+        self.fc.train(self.training)
 
     def forward_intermediates(
         self,
@@ -200,23 +202,26 @@ class WideResNet(nn.Module):
         """(features, intermediates): 0 is the first convolution, 1 to 3 the stages; norm: apply the last batch norm."""
         if output_fmt != "NCHW":
             raise ValueError(f"output_fmt must be 'NCHW', got {output_fmt=}")
-        take, last = feature_take_indices(len(self.feature_info), indices)
+        take, deepest = feature_take_indices(len(self.feature_info), indices)
         x = stem = self.conv1(x)
         intermediates = [x] if 0 in take else []
-        for index, stage in enumerate(self.stages[:last] if stop_early else self.stages, start=1):
+        for index, stage in enumerate(self.stages[:deepest] if stop_early else self.stages, start=1):
             x = checkpoint_seq([stage], x) if self.grad_checkpointing else stage(x)
-            if index == len(self.feature_info) - 1:
+            last = index == len(self.feature_info) - 1
+            if last:
                 x = x + self.shortcut(stem)
+            normed = self.act(self.norm(x)) if last and (norm or not intermediates_only) else x
             if index in take:
-                intermediates.append(self.act(self.norm(x)) if norm and index == len(self.feature_info) - 1 else x)
-        return intermediates if intermediates_only else (self.act(self.norm(x)), intermediates)
+                intermediates.append(normed if norm else x)
+            x = normed
+        return intermediates if intermediates_only else (x, intermediates)
 
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
         """Drop what the wanted intermediates do not need; returns their indices."""
-        take, last = feature_take_indices(len(self.feature_info), indices)
-        self.stages = self.stages[:last]
+        take, deepest = feature_take_indices(len(self.feature_info), indices)
+        self.stages = self.stages[:deepest]
         if prune_norm:
             self.norm = self.act = nn.Identity()
         if prune_head:
@@ -250,8 +255,8 @@ def _settings(kind: str, depth: int, width: int) -> dict[str, Any]:
 
 
 _VARIANTS = {
-    f"{kind}_wrn{depth}_{width}": (_settings(kind, depth, width), f"Wide-ResNet-{depth}-{width}, {kind}")
-    for kind in ("plain", *GATES, "aa")
+    f"{kind}_wrn{depth}_{width}": (_settings(kind, depth, width), f"Wide-ResNet-{depth}-{width}, {title}.")
+    for kind, title in KINDS.items()
     for depth, width in ((28, 10), (28, 2), (16, 4), (40, 2))
 }
 
