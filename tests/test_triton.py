@@ -92,6 +92,14 @@ def test_output_and_gradients_match_float64(shape, tables):
 
 
 @interpreted
+@pytest.mark.parametrize("tables", ["shared", "per head"])
+@pytest.mark.parametrize("shape", [(2, 3, 5, 2, 20, 3), (1, 9, 13, 2, 20, 6), (1, 17, 2, 1, 4, 1)], ids=str)
+def test_large_map_kernels_match_float64(shape, tables, monkeypatch):
+    monkeypatch.setattr(triton_backend, "WINDOWED_ABOVE", 0)  # the interpreter is too slow for maps that need them
+    assert_as_good_as_eager(random_inputs(*shape, tables), torch.float32, shape[3], shape[4])
+
+
+@interpreted
 @pytest.mark.parametrize("shape", [(2, 3, 5, 2, 20, 3), (1, 8, 9, 1, 20, 6)], ids=str)
 def test_half_precision_matches_float64(shape):
     assert_as_good_as_eager(random_inputs(*shape), torch.float16, shape[3], shape[4])
@@ -133,6 +141,7 @@ def test_float32_tables_with_a_half_precision_projection():
 
 
 @interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # slots beyond the map's edge may overflow: they are not stored
 def test_large_logits_stay_finite():
     """Logits of thousands: the log-sum-exp is then good to some 1e-4, and so are the weights remade from it."""
     qkv, rel_h, rel_w, grad = random_inputs(1, 3, 5, 1, 20, 3)
@@ -144,7 +153,9 @@ def test_large_logits_stay_finite():
 
 
 @interpreted
-def test_scratch_in_chunks_changes_nothing(monkeypatch):
+@pytest.mark.parametrize("windowed_above", [0, 1000])
+def test_scratch_in_chunks_changes_nothing(windowed_above, monkeypatch):
+    monkeypatch.setattr(triton_backend, "WINDOWED_ABOVE", windowed_above)
     inputs = random_inputs(2, 5, 6, 2, 4, 1)
     whole = output_and_gradients(triton_backend.attend, inputs, torch.float32, 2, 4)
     monkeypatch.setattr(triton_backend, "SCRATCH", 0)

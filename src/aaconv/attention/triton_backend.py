@@ -21,8 +21,10 @@ MAX_DEPTH = 128
 MAX_SIDE = 128
 PROGRAMS = 1056
 """Programs the backward of the queries aims at: 8 for each of an H200's 132 multiprocessors."""
-SCRATCH = 2
-"""Size of the backward's scratch for relative logits, in multiples of the input's."""
+SCRATCH = 1.0
+"""Most the scratch for relative logits may hold, in multiples of the input's elements."""
+WINDOWED_ABOVE = 32
+"""Relative logits of a query (height + width, padded) that are still kept in registers."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -47,7 +49,7 @@ def forward_tile(pixels: int, side: int, depth: int, itemsize: int) -> Tile:
 
 
 def query_tile(pixels: int, side: int, depth: int, itemsize: int) -> Tile:
-    """The backward kernel of queries and tables."""
+    """The backward kernel of queries and tables. It reads back what it wrote: stages must stay 1."""
     if itemsize == 4 or depth > 64:
         return Tile(32, 32, 4, 1)
     if pixels <= 256:
@@ -107,17 +109,24 @@ def attend_forward(
     problem = _Problem(qkv, tables, num_heads, key_channels)
     out, lse = _empty_forward(qkv, num_heads, key_channels)
     tile = forward_tile(*problem.traits)
-    grid = problem.image_heads * -(-problem.pixels // tile.queries)
-    if grid:
-        with problem.device():
-            triton_kernels.attend_forward[(grid,)](
+    chunk = problem.heads_at_a_time if problem.windowed else problem.image_heads
+    scratch = qkv.new_empty(chunk * problem.relative_size if problem.windowed else 0)
+    with problem.device():
+        for first in range(0, problem.image_heads, max(1, chunk)):
+            heads_now = min(chunk, problem.image_heads - first)
+            if problem.windowed:
+                _write_relative(triton_kernels, problem, scratch, first, heads_now)
+            triton_kernels.attend_forward[(heads_now * -(-problem.pixels // tile.queries),)](
                 problem.qkv,
                 problem.tables,
                 out,
                 lse,
+                scratch,
+                first,
                 **problem.map_constants,
                 **problem.table_constants,
                 **problem.tile_constants(tile),
+                WINDOW=problem.window(tile),
             )
     return out, lse
 
@@ -139,10 +148,8 @@ def attend_backward(
     grad_qkv, grad_tables = _empty_backward(qkv, tables)
     grad_out = grad_out.contiguous()
     length = 2 * (problem.height + problem.width) - 2 if tables is not None else 0
-    partial = qkv.new_empty(
-        (problem.batch, num_heads, _splits(problem, small_tile(*problem.traits)), length, key_channels // num_heads),
-        dtype=torch.float32,
-    )
+    splits = _splits(problem, length) if problem.batch else 1
+    partial = lse.new_empty((problem.batch, num_heads, splits, length, key_channels // num_heads))
     if problem.image_heads:
         launch = _backward_large if small_tile(*problem.traits) is None else _backward_small
         with problem.device():
@@ -152,12 +159,16 @@ def attend_backward(
     return grad_qkv, grad_tables
 
 
-def _splits(problem: "_Problem", small: Tile | None) -> int:
-    """How many programs share the query tiles of a head in the backward, each with a table gradient of its own."""
-    if small is not None:
+def _splits(problem: "_Problem", length: int) -> int:
+    """How many programs share the queries of a head when they add up the tables' gradient, each with its own.
+
+    All together are never larger than half the input, so that memory stays linear in the pixels.
+    """
+    if small_tile(*problem.traits) is not None or length == 0:
         return 1
     tiles = -(-problem.pixels // query_tile(*problem.traits).queries)
-    return min(tiles, -(-PROGRAMS // problem.heads_at_a_time))
+    fitting = problem.qkv[0].numel() // (2 * problem.num_heads * length * problem.map_constants["D"])
+    return max(1, min(tiles, -(-PROGRAMS // problem.heads_at_a_time), fitting))
 
 
 def _backward_small(kernels, problem, out, lse, grad_out, grad_qkv, partial) -> None:
@@ -177,14 +188,19 @@ def _backward_small(kernels, problem, out, lse, grad_out, grad_qkv, partial) -> 
 
 def _backward_large(kernels, problem, out, lse, grad_out, grad_qkv, partial) -> None:
     chunk, splits = problem.heads_at_a_time, partial.shape[2]
-    tile = key_tile(*problem.traits)
-    rows, columns = problem.key_shape(tile.keys)
+    q_tile, k_tile = query_tile(*problem.traits), key_tile(*problem.traits)
+    # the tables' gradient is relative_backward's then, or there is none, and query tiles are free
+    q_splits = splits if problem.relative_size and not problem.windowed else -(-problem.pixels // q_tile.queries)
+    rows, columns = problem.key_shape(k_tile.keys)
     key_tiles = -(-problem.height // rows) * -(-problem.width // columns)
     scratch = lse.new_empty(chunk * problem.relative_size, dtype=problem.qkv.dtype)
+    grad_scratch = lse.new_empty(scratch.numel() if problem.windowed else 0)
     delta = lse.new_empty(chunk * problem.pixels)
     for first in range(0, problem.image_heads, chunk):
         heads_now = min(chunk, problem.image_heads - first)
-        kernels.attend_backward_queries[(heads_now * splits,)](
+        if problem.windowed:
+            _write_relative(kernels, problem, scratch, first, heads_now)
+        kernels.attend_backward_queries[(heads_now * q_splits,)](
             problem.qkv,
             problem.tables,
             out,
@@ -194,12 +210,27 @@ def _backward_large(kernels, problem, out, lse, grad_out, grad_qkv, partial) -> 
             partial,
             delta,
             scratch,
+            grad_scratch,
             first,
             **problem.map_constants,
             **problem.table_constants,
-            **problem.tile_constants(query_tile(*problem.traits)),
-            SPLITS=splits,
+            **problem.tile_constants(q_tile),
+            WINDOW=problem.window(q_tile),
+            SPLITS=q_splits,
         )
+        if problem.windowed:
+            kernels.relative_backward[(heads_now * splits,)](
+                problem.qkv,
+                problem.tables,
+                grad_qkv,
+                partial,
+                grad_scratch,
+                first,
+                **problem.relative_constants,
+                DV=problem.map_constants["DV"],
+                SCALE=problem.map_constants["SCALE"],
+                SPLITS=splits,
+            )
         kernels.attend_backward_keys[(heads_now * key_tiles,)](
             problem.qkv,
             lse,
@@ -209,9 +240,16 @@ def _backward_large(kernels, problem, out, lse, grad_out, grad_qkv, partial) -> 
             scratch,
             first,
             **problem.map_constants,
-            **problem.tile_constants(tile),
+            **problem.tile_constants(k_tile),
             WINDOW=_padded(rows + columns),
         )
+
+
+def _write_relative(kernels, problem, scratch: Tensor, first: int, heads_now: int) -> None:
+    constants = problem.relative_constants
+    kernels.write_relative[(heads_now * -(-problem.pixels // constants["BLOCK_M"]),)](
+        problem.qkv, problem.tables, scratch, first, **constants
+    )
 
 
 class _Problem:
@@ -220,6 +258,7 @@ class _Problem:
     def __init__(self, qkv: Tensor, tables: Tensor | None, num_heads: int, key_channels: int) -> None:
         self.batch, self.height, self.width, channels = qkv.shape
         self.pixels = self.height * self.width
+        self.num_heads = num_heads
         self.image_heads = self.batch * num_heads
         span = (self.height - 1) * qkv.stride(1) + (self.width - 1) * qkv.stride(2) + channels
         # inside an image the kernels count in int32
@@ -229,9 +268,10 @@ class _Problem:
         padded = {"D_PAD": _padded(depth), "DV_PAD": _padded(value_depth)}
         self.traits = (self.pixels, max(self.height, self.width), max(padded.values()), qkv.element_size())
         self.relative_size = self.pixels * (self.height + self.width) if tables is not None else 0
-        # The backward's scratch stays linear in the pixels: as many heads at a time as fit SCRATCH inputs.
-        fitting = SCRATCH * qkv.numel() // max(1, self.relative_size)
-        self.heads_at_a_time = max(1, min(self.image_heads, fitting))
+        # The scratch stays linear in the pixels: as many heads at a time as fit SCRATCH inputs.
+        fitting = max(1, int(SCRATCH * qkv.numel()) // max(1, self.relative_size))
+        launches = max(1, -(-self.image_heads // fitting))
+        self.heads_at_a_time = max(1, -(-self.image_heads // launches))
         full = qkv.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
         self.map_constants = {
             "STRIDE_B": self.qkv.stride(0),
@@ -251,6 +291,23 @@ class _Problem:
             "REL": _padded(self.height + self.width),
             "TABLES_PER_HEAD": tables is not None and tables.dim() == 3,
         }
+
+    @property
+    def windowed(self) -> bool:
+        """Whether a query's relative logits are too many for registers, and go through scratch."""
+        return self.table_constants["REL"] > WINDOWED_ABOVE and self.map_constants["RELATIVE"]
+
+    def window(self, tile: Tile) -> int:
+        """How many relative logits a key tile needs, padded; 0 where all are in registers."""
+        return _padded(sum(self.key_shape(tile.keys))) if self.windowed else 0
+
+    @property
+    def relative_constants(self) -> dict[str, int]:
+        """Of the two kernels that work on the relative logits alone."""
+        names = ("STRIDE_B", "STRIDE_H", "STRIDE_W", "HEADS", "H", "W", "D", "D_PAD", "PRECISION")
+        constants = {name: self.map_constants[name] for name in names}
+        warps = 4 if self.table_constants["REL"] * constants["D_PAD"] <= 4096 else 8
+        return {**constants, **self.table_constants, "BLOCK_M": 16, "num_warps": warps, "enable_fp_fusion": True}
 
     def tile_constants(self, tile: Tile) -> dict[str, int]:
         rows, columns = self.key_shape(tile.keys)
