@@ -25,6 +25,8 @@ SCRATCH = 1.0
 """Most the scratch for relative logits may hold, in multiples of the input's elements."""
 WINDOWED_ABOVE = 32
 """Relative logits of a query (height + width, padded) that are still kept in registers."""
+TABLE_SIZES = {(8, 0): 2**16, (9, 0): 2**17, (10, 0): 2**17}
+"""Bytes of padded relative tables that leave room for the rest in a multiprocessor's shared memory; else 2**15."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -86,7 +88,12 @@ def why_not(
         return f"a map of {qkv.shape[1]} x {qkv.shape[2]} is larger than {MAX_SIDE} x {MAX_SIDE}"
     if qkv.device.type == "cuda":
         major, minor = _capability(qkv.device.index or 0)
-        return None if major >= 8 else f"compute capability {major}.{minor} is below 8.0"
+        if major < 8:
+            return f"compute capability {major}.{minor} is below 8.0"
+        table_size = 0 if rel_h is None else 2 * _padded(qkv.shape[1] + qkv.shape[2]) * _padded(depth) * qkv.itemsize
+        if table_size > TABLE_SIZES.get((major, minor), 2**15):
+            return f"relative tables of {table_size} bytes are too large for compute capability {major}.{minor}"
+        return None
     if not INTERPRETED:
         return f"device {qkv.device.type} is not cuda (TRITON_INTERPRET=1 interprets the kernels on the cpu)"
     return "triton's interpreter has no products of bfloat16" if qkv.dtype == torch.bfloat16 else None
