@@ -1,0 +1,8 @@
+"""`python -m aaconv` is the command `aaconv`."""
+
+import sys
+
+from .cli import main
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Time and memory of the layer, the attention operator and whole networks: `aaconv bench`."""

@@ -1,0 +1,156 @@
+"""How everything here is measured.
+
+Time: in each round every variant runs once, so that whatever else the machine does meets all of them alike; a variant's
+figures are percentiles over the rounds. Memory: the most that torch's allocator held at once during a call, with what
+the call needs to begin with (inputs, parameters).
+"""
+
+import gc
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from statistics import quantiles
+
+import torch
+from torch import Tensor, nn
+
+Call = Callable[[], object]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Milliseconds of one call: the median over the rounds, and the percentiles 20 and 80."""
+
+    p20: float
+    p50: float
+    p80: float
+
+    @classmethod
+    def of(cls, samples: list[float]) -> "Timing":
+        p20, *_, p80 = quantiles(samples, n=5, method="inclusive") if len(samples) > 1 else samples * 2
+        p50 = quantiles(samples, n=2, method="inclusive")[0] if len(samples) > 1 else samples[0]
+        return cls(p20, p50, p80)
+
+
+def pick_device(name: str | None, *, needs_gpu: str | None = None) -> torch.device:
+    """The device of that name, or the GPU where there is one. needs_gpu: what cannot do without, unless told to."""
+    has_gpu = torch.cuda.is_available()
+    if name == "cuda" and not has_gpu:
+        raise ValueError("torch finds no CUDA device here; --device cpu runs on the processor")
+    if name is None and needs_gpu and not has_gpu:
+        raise ValueError(f"{needs_gpu} needs a GPU, and torch finds none; --device cpu tries it small on the processor")
+    return torch.device(name or ("cuda" if has_gpu else "cpu"))
+
+
+def time_interleaved(
+    calls: Mapping[str, Call], device: torch.device, *, rounds: int = 20, sample_ms: float = 20
+) -> dict[str, Timing]:
+    """Time every call `rounds` times, turn by turn. Short calls are repeated to fill sample_ms, and averaged."""
+    if rounds < 1:
+        raise ValueError(f"rounds must be at least 1, got rounds={rounds}")
+    repeats = {}
+    for name, call in calls.items():
+        call()
+        repeats[name] = max(1, min(1000, round(sample_ms / max(1e-3, _sample(call, device, 1)))))
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            samples[name].append(_sample(call, device, repeats[name]))
+    return {name: Timing.of(values) for name, values in samples.items()}
+
+
+def _sample(call: Call, device: torch.device, repeats: int) -> float:
+    """Milliseconds of one call, as the mean over `repeats` back to back."""
+    if device.type != "cuda":
+        start = time.perf_counter()
+        for _ in range(repeats):
+            call()
+        return 1e3 * (time.perf_counter() - start) / repeats
+    before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    torch.cuda.synchronize(device)
+    before.record()
+    for _ in range(repeats):
+        call()
+    after.record()
+    after.synchronize()
+    return before.elapsed_time(after) / repeats
+
+
+def graphed(call: Call, *, repeats: int = 1, pool: tuple[int, int] | None = None, warm_up: int = 3) -> Call:
+    """The call captured into a CUDA graph, `repeats` times in a row; returns what replays it.
+
+    Graphs may share a pool (torch.cuda.graph_pool_handle()) as long as none needs a result of another.
+    """
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(warm_up):
+            call()
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        for _ in range(repeats):
+            call()
+    return graph.replay
+
+
+def peak_memory(call: Call, device: torch.device, held: Iterable[Tensor] = ()) -> int:
+    """Bytes at the highest point of one call: what it allocates on top, and the tensors `held` before it begins."""
+    call()  # what is allocated once and kept (workspaces, momentum) is not the call's
+    gc.collect()
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+        before = torch.cuda.memory_allocated(device)
+        call()
+        torch.cuda.synchronize(device)
+        on_top = torch.cuda.max_memory_allocated(device) - before
+    else:
+        on_top = _peak_of_allocations(call)
+    return on_top + sum({tensor.data_ptr(): tensor.nbytes for tensor in held}.values())
+
+
+def _peak_of_allocations(call: Call) -> int:
+    """The highest sum of what the CPU allocator gave and took back, as torch's profiler records it."""
+    os.environ.setdefault("KINETO_LOG_LEVEL", "99")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        call()
+    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+    held = highest = 0
+    for event in sorted(events, key=lambda event: event.start_ns()):
+        held += event.nbytes()
+        highest = max(highest, held)
+    return highest
+
+
+def state_of(module: nn.Module) -> list[Tensor]:
+    return [*module.parameters(), *module.buffers()]
+
+
+def reason_of(error: BaseException) -> str:
+    """An error in a few words, for a cell of a table."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return "out of memory"
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:160]
+
+
+@contextmanager
+def failures_into(failures: dict[str, str], name: str) -> Iterator[None]:
+    """Whatever goes wrong inside becomes failures[name], and the memory it took is given back."""
+    try:
+        yield
+    except Exception as error:
+        failures[name] = reason_of(error)
+        error.__traceback__ = None  # its frames keep tensors alive
+        release()
+
+
+def release() -> None:
+    """Give back what nobody holds any more."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()

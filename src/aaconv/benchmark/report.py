@@ -1,0 +1,133 @@
+"""Where results go: a table, and JSON that is whole after every row."""
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+
+from ..cost import console
+from ..files import replacing
+from ..version import __version__
+
+
+class Progress:
+    """Lines on stderr with the seconds since the start, so that stdout holds the results alone."""
+
+    def __init__(self) -> None:
+        self.start = time.perf_counter()
+
+    def __call__(self, text: str) -> None:
+        print(f"[{time.perf_counter() - self.start:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+
+def environment(device: torch.device) -> dict[str, Any]:
+    """What the figures depend on."""
+    found: dict[str, Any] = {"aaconv": __version__, "commit": _commit(), "python": platform.python_version()}
+    for package in ("torch", "triton", "timm"):
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            found[package] = None
+    found["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    found["cuda"] = torch.version.cuda if device.type == "cuda" else None
+    found["threads"] = torch.get_num_threads()
+    found["date"] = datetime.now(UTC).isoformat(timespec="seconds")
+    return found
+
+
+def write_json(result: Any, path: str | Path) -> None:
+    """Into the file, whole or not at all; "-" is stdout."""
+    text = json.dumps(result, indent=2)
+    if str(path) == "-":
+        print(text)
+        return
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as draft:
+        draft.write_text(text + "\n")
+
+
+class Results:
+    """The rows of one benchmark, in a file after every change if there is to be one."""
+
+    def __init__(self, benchmark: str, device: torch.device, json_to: str | None, **settings: Any) -> None:
+        self.head = {"benchmark": benchmark, "environment": environment(device), "settings": settings}
+        self.rows: list[dict[str, Any]] = []
+        self.json_to = json_to
+        self.save()  # a path that cannot be written is found out now, not after the measurements
+
+    def add(self, *rows: dict[str, Any]) -> None:
+        self.rows += rows
+        self.save()
+
+    def replace(self, rows: list[dict[str, Any]]) -> None:
+        self.rows = rows
+        self.save()
+
+    def save(self) -> None:
+        if self.json_to not in (None, "-"):
+            write_json(self.content(), self.json_to)
+
+    def content(self) -> Any:
+        return {**self.head, "rows": self.rows}
+
+    def finish(self, columns: Sequence[str], cells: Sequence[Sequence[str]], notes: Sequence[str] = ()) -> None:
+        """Print the table, or the JSON where it is to go to stdout."""
+        if self.json_to == "-":
+            write_json(self.content(), "-")
+            return
+        output = console()
+        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+        for index, column in enumerate(columns):
+            table.add_column(column, justify="right" if index else "left", no_wrap=True)
+        for row in cells:
+            table.add_row(*row)
+        output.print(table, highlight=False)
+        known = self.head["environment"]
+        versions = ", ".join(f"{name} {known[name]}" for name in ("aaconv", "torch", "triton") if known[name])
+        commit = f" ({known['commit']})" if known["commit"] else ""
+        for line in (*notes, f"{known['device']}, {versions}{commit}"):
+            output.print(line, highlight=False, markup=False, soft_wrap=True)
+        if self.json_to:
+            output.print(f"written to {self.json_to}", highlight=False, markup=False, soft_wrap=True)
+
+
+def mib(size: int) -> str:
+    return f"{size / 2**20:,.1f} MiB"
+
+
+def _processor() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return f"{line.partition(':')[2].strip()}, {torch.get_num_threads()} threads"
+    except OSError:
+        pass
+    return f"{platform.processor() or platform.machine()}, {torch.get_num_threads()} threads"
+
+
+def _commit() -> str | None:
+    """Of the checkout this file is in, marked where it differs; AACONV_COMMIT names it where there is only a copy."""
+    if named := os.environ.get("AACONV_COMMIT"):
+        return named
+    package = Path(__file__).parents[1]
+
+    def git(*arguments: str) -> str:
+        command = ["git", "-C", str(package), *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=10, check=True).stdout.strip()
+
+    try:
+        if not git("ls-files", "version.py"):
+            return None  # installed inside somebody else's checkout
+        return git("rev-parse", "--short=12", "HEAD") + ("-modified" if git("status", "--porcelain", ".") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
