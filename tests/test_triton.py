@@ -99,10 +99,9 @@ def test_tables_per_head_or_none(shape, tables):
 
 @interpreted
 @pytest.mark.parametrize("tables", ["shared", "per head"])
-@pytest.mark.parametrize("shape", [(2, 3, 5, 2, 20, 3), (1, 9, 13, 1, 20, 6), (1, 17, 2, 1, 4, 1)], ids=str)
-def test_large_map_kernels_match_float64(shape, tables, monkeypatch):
-    monkeypatch.setattr(triton_backend, "WINDOWED_ABOVE", 0)  # the interpreter is too slow for maps that need them
-    assert_as_good_as_eager(random_inputs(*shape, tables), torch.float32, shape[3], shape[4])
+def test_tables_of_several_chunks(tables):
+    """2 (1 + 67) - 2 relative vectors: more than the kernels that skew them take at once."""
+    assert_as_good_as_eager(random_inputs(1, 1, 67, 1, 4, 1, tables), torch.float32, 1, 4)
 
 
 @interpreted
@@ -159,9 +158,7 @@ def test_large_logits_stay_finite():
 
 
 @interpreted
-@pytest.mark.parametrize("windowed_above", [0, 1000])
-def test_scratch_in_chunks_changes_nothing(windowed_above, monkeypatch):
-    monkeypatch.setattr(triton_backend, "WINDOWED_ABOVE", windowed_above)
+def test_scratch_in_chunks_changes_nothing(monkeypatch):
     inputs = random_inputs(2, 5, 6, 2, 4, 1)
     whole = output_and_gradients(triton_backend.attend, inputs, torch.float32, 2, 4)
     monkeypatch.setattr(triton_backend, "SCRATCH", 0)

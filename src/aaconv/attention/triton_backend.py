@@ -9,7 +9,8 @@ torch.get_float32_matmul_precision() is "highest" (torch's default), else in TF3
 import importlib.util
 import math
 import os
-from typing import NamedTuple
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -20,13 +21,9 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MAX_DEPTH = 128
 MAX_SIDE = 128
 PROGRAMS = 1056
-"""Programs the backward of the queries aims at: 8 for each of an H200's 132 multiprocessors."""
-SCRATCH = 1.0
+"""Programs that add up the tables' gradient: 8 for each of an H200's 132 multiprocessors."""
+SCRATCH = 2.0
 """Most the scratch for relative logits may hold, in multiples of the input's elements."""
-WINDOWED_ABOVE = 32
-"""Relative logits of a query (height + width, padded) that are still kept in registers."""
-TABLE_SIZES = {(8, 0): 2**16, (9, 0): 2**17, (10, 0): 2**17}
-"""Bytes of padded relative tables that leave room for the rest in a multiprocessor's shared memory; else 2**15."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -39,37 +36,26 @@ class Tile(NamedTuple):
     stages: int
 
 
-def forward_tile(pixels: int, side: int, depth: int, itemsize: int) -> Tile:
-    """pixels of the map, its longer side, the deeper of key and value heads padded, bytes of an element."""
+def forward_tile(pixels: int, depth: int, itemsize: int) -> Tile:
+    """pixels of the map, the deeper of key and value heads padded, bytes of an element."""
     if itemsize == 4 or depth > 64:
         return Tile(32, 32, 4, 1)
-    if pixels <= 64:
-        return Tile(64, 64, 4, 1)
     if pixels <= 256:
         return Tile(64, 32, 4, 2)
     return Tile(64, 64, 4, 2)
 
 
-def query_tile(pixels: int, side: int, depth: int, itemsize: int) -> Tile:
-    """The backward kernel of queries and tables. It reads back what it wrote: stages must stay 1."""
+def query_tile(pixels: int, depth: int, itemsize: int) -> Tile:
+    """The backward kernel of the queries. It reads back what it wrote: stages must stay 1."""
     if itemsize == 4 or depth > 64:
         return Tile(32, 32, 4, 1)
-    if pixels <= 256:
-        return Tile(64, 32, 4, 1)
-    return Tile(64, 64, 4, 1)
+    return Tile(64, 32, 4, 1)
 
 
-def key_tile(pixels: int, side: int, depth: int, itemsize: int) -> Tile:
+def key_tile(pixels: int, depth: int, itemsize: int) -> Tile:
     """The backward kernel of keys and values."""
     if itemsize == 4 or depth > 64:
         return Tile(32, 32, 4, 1)
-    return Tile(64, 64, 4, 1)
-
-
-def small_tile(pixels: int, side: int, depth: int, itemsize: int) -> Tile | None:
-    """The backward kernel that takes all keys at once, or None where the other two are to run."""
-    if side > 16 or pixels > 64 or depth > 32 or itemsize == 4:
-        return None
     return Tile(64, 64, 4, 1)
 
 
@@ -90,9 +76,6 @@ def why_not(
         major, minor = _capability(qkv.device.index or 0)
         if major < 8:
             return f"compute capability {major}.{minor} is below 8.0"
-        table_size = 0 if rel_h is None else 2 * _padded(qkv.shape[1] + qkv.shape[2]) * _padded(depth) * qkv.itemsize
-        if table_size > TABLE_SIZES.get((major, minor), 2**15):
-            return f"relative tables of {table_size} bytes are too large for compute capability {major}.{minor}"
         return None
     if not INTERPRETED:
         return f"device {qkv.device.type} is not cuda (TRITON_INTERPRET=1 interprets the kernels on the cpu)"
@@ -116,24 +99,12 @@ def attend_forward(
     problem = _Problem(qkv, tables, num_heads, key_channels)
     out, lse = _empty_forward(qkv, num_heads, key_channels)
     tile = forward_tile(*problem.traits)
-    chunk = problem.heads_at_a_time if problem.windowed else problem.image_heads
-    scratch = qkv.new_empty(chunk * problem.relative_size if problem.windowed else 0)
+    scratch = problem.new_scratch(qkv.dtype)
     with problem.device():
-        for first in range(0, problem.image_heads, max(1, chunk)):
-            heads_now = min(chunk, problem.image_heads - first)
-            if problem.windowed:
-                _write_relative(triton_kernels, problem, scratch, first, heads_now)
-            triton_kernels.attend_forward[(heads_now * -(-problem.pixels // tile.queries),)](
-                problem.qkv,
-                problem.tables,
-                out,
-                lse,
-                scratch,
-                first,
-                **problem.map_constants,
-                **problem.table_constants,
-                **problem.tile_constants(tile),
-                WINDOW=problem.window(tile),
+        for first, heads_now in problem.chunks():
+            _write_relative_logits(triton_kernels, problem, scratch, first, heads_now)
+            triton_kernels.attend_forward[(heads_now * _ceil(problem.pixels, tile.queries),)](
+                problem.qkv, scratch, out, lse, first, **problem.constants, **problem.tile_constants(tile)
             )
     return out, lse
 
@@ -154,109 +125,66 @@ def attend_backward(
     problem = _Problem(qkv, tables, num_heads, key_channels)
     grad_qkv, grad_tables = _empty_backward(qkv, tables)
     grad_out = grad_out.contiguous()
-    length = 2 * (problem.height + problem.width) - 2 if tables is not None else 0
-    splits = _splits(problem, length) if problem.batch else 1
-    partial = lse.new_empty((problem.batch, num_heads, splits, length, key_channels // num_heads))
-    if problem.image_heads:
-        launch = _backward_large if small_tile(*problem.traits) is None else _backward_small
-        with problem.device():
-            launch(triton_kernels, problem, out, lse, grad_out, grad_qkv, partial)
+    q_tile, k_tile = query_tile(*problem.traits), key_tile(*problem.traits)
+    rows, columns = problem.key_shape(k_tile.keys)
+    scratch, grad_scratch = problem.new_scratch(qkv.dtype), problem.new_scratch(torch.float32)
+    delta = lse.new_empty(problem.heads_at_a_time * problem.pixels)
+    partial = lse.new_empty((problem.batch, num_heads, problem.splits, problem.length, key_channels // num_heads))
+    with problem.device():
+        for first, heads_now in problem.chunks():
+            _write_relative_logits(triton_kernels, problem, scratch, first, heads_now)
+            triton_kernels.attend_backward_queries[(heads_now * _ceil(problem.pixels, q_tile.queries),)](
+                problem.qkv,
+                scratch,
+                out,
+                lse,
+                grad_out,
+                grad_qkv,
+                delta,
+                grad_scratch,
+                first,
+                **problem.constants,
+                **problem.tile_constants(q_tile),
+                COLS=_padded(problem.key_shape(q_tile.keys)[1]),
+            )
+            if problem.length:
+                triton_kernels.relative_backward[(heads_now * problem.splits,)](
+                    problem.qkv,
+                    problem.tables,
+                    grad_qkv,
+                    partial,
+                    grad_scratch,
+                    first,
+                    **problem.relative_constants,
+                    DV=problem.constants["DV"],
+                    SCALE=problem.constants["SCALE"],
+                    SPLITS=problem.splits,
+                )
+            triton_kernels.attend_backward_keys[
+                (heads_now * _ceil(problem.height, rows) * _ceil(problem.width, columns),)
+            ](
+                problem.qkv,
+                scratch,
+                lse,
+                grad_out,
+                grad_qkv,
+                delta,
+                first,
+                **problem.constants,
+                **problem.tile_constants(k_tile),
+                WINDOW=_padded(rows + columns),
+            )
     if tables is not None:
         torch.sum(partial, (0, 1, 2) if tables.dim() == 2 else (0, 2), out=grad_tables)
     return grad_qkv, grad_tables
 
 
-def _splits(problem: "_Problem", length: int) -> int:
-    """How many programs share the queries of a head when they add up the tables' gradient, each with its own.
-
-    All together are never larger than half the input, so that memory stays linear in the pixels.
-    """
-    if small_tile(*problem.traits) is not None or length == 0:
-        return 1
-    tiles = -(-problem.pixels // query_tile(*problem.traits).queries)
-    fitting = problem.qkv[0].numel() // (2 * problem.num_heads * length * problem.map_constants["D"])
-    return max(1, min(tiles, -(-PROGRAMS // problem.heads_at_a_time), fitting))
-
-
-def _backward_small(kernels, problem, out, lse, grad_out, grad_qkv, partial) -> None:
-    kernels.attend_backward_small[(problem.image_heads,)](
-        problem.qkv,
-        problem.tables,
-        out,
-        lse,
-        grad_out,
-        grad_qkv,
-        partial,
-        **problem.map_constants,
-        **problem.table_constants,
-        **problem.tile_constants(small_tile(*problem.traits)),
-    )
-
-
-def _backward_large(kernels, problem, out, lse, grad_out, grad_qkv, partial) -> None:
-    chunk, splits = problem.heads_at_a_time, partial.shape[2]
-    q_tile, k_tile = query_tile(*problem.traits), key_tile(*problem.traits)
-    # the tables' gradient is relative_backward's then, or there is none, and query tiles are free
-    q_splits = splits if problem.relative_size and not problem.windowed else -(-problem.pixels // q_tile.queries)
-    rows, columns = problem.key_shape(k_tile.keys)
-    key_tiles = -(-problem.height // rows) * -(-problem.width // columns)
-    scratch = lse.new_empty(chunk * problem.relative_size, dtype=problem.qkv.dtype)
-    grad_scratch = lse.new_empty(scratch.numel() if problem.windowed else 0)
-    delta = lse.new_empty(chunk * problem.pixels)
-    for first in range(0, problem.image_heads, chunk):
-        heads_now = min(chunk, problem.image_heads - first)
-        if problem.windowed:
-            _write_relative(kernels, problem, scratch, first, heads_now)
-        kernels.attend_backward_queries[(heads_now * q_splits,)](
-            problem.qkv,
-            problem.tables,
-            out,
-            lse,
-            grad_out,
-            grad_qkv,
-            partial,
-            delta,
-            scratch,
-            grad_scratch,
-            first,
-            **problem.map_constants,
-            **problem.table_constants,
-            **problem.tile_constants(q_tile),
-            WINDOW=problem.window(q_tile),
-            SPLITS=q_splits,
+def _write_relative_logits(kernels, problem: "_Problem", scratch: Tensor, first: int, heads_now: int) -> None:
+    if problem.length:
+        constants = problem.relative_constants
+        kernels.relative_logits[(heads_now * _ceil(problem.pixels, constants["BLOCK_M"]),)](
+            problem.qkv, problem.tables, scratch, first, **constants
         )
-        if problem.windowed:
-            kernels.relative_backward[(heads_now * splits,)](
-                problem.qkv,
-                problem.tables,
-                grad_qkv,
-                partial,
-                grad_scratch,
-                first,
-                **problem.relative_constants,
-                DV=problem.map_constants["DV"],
-                SCALE=problem.map_constants["SCALE"],
-                SPLITS=splits,
-            )
-        kernels.attend_backward_keys[(heads_now * key_tiles,)](
-            problem.qkv,
-            lse,
-            grad_out,
-            grad_qkv,
-            delta,
-            scratch,
-            first,
-            **problem.map_constants,
-            **problem.tile_constants(k_tile),
-            WINDOW=_padded(rows + columns),
-        )
-
-
-def _write_relative(kernels, problem, scratch: Tensor, first: int, heads_now: int) -> None:
-    constants = problem.relative_constants
-    kernels.write_relative[(heads_now * -(-problem.pixels // constants["BLOCK_M"]),)](
-        problem.qkv, problem.tables, scratch, first, **constants
-    )
 
 
 class _Problem:
@@ -265,22 +193,24 @@ class _Problem:
     def __init__(self, qkv: Tensor, tables: Tensor | None, num_heads: int, key_channels: int) -> None:
         self.batch, self.height, self.width, channels = qkv.shape
         self.pixels = self.height * self.width
-        self.num_heads = num_heads
         self.image_heads = self.batch * num_heads
+        self.length = 0 if tables is None else 2 * (self.height + self.width) - 2
         span = (self.height - 1) * qkv.stride(1) + (self.width - 1) * qkv.stride(2) + channels
         # inside an image the kernels count in int32
         self.qkv = qkv if qkv.stride(3) == 1 and span < 2**31 else qkv.contiguous()
         self.tables = qkv if tables is None else tables.contiguous()
         depth, value_depth = key_channels // num_heads, (channels - 2 * key_channels) // num_heads
-        padded = {"D_PAD": _padded(depth), "DV_PAD": _padded(value_depth)}
-        self.traits = (self.pixels, max(self.height, self.width), max(padded.values()), qkv.element_size())
-        self.relative_size = self.pixels * (self.height + self.width) if tables is not None else 0
+        padded = {"D_PAD": _padded(depth), "DV_PAD": _padded(value_depth + 1)}
+        self.traits = (self.pixels, max(padded.values()), qkv.element_size())
+        self.relative_size = self.pixels * (self.height + self.width) if self.length else 0
         # The scratch stays linear in the pixels: as many heads at a time as fit SCRATCH inputs.
         fitting = max(1, int(SCRATCH * qkv.numel()) // max(1, self.relative_size))
-        launches = max(1, -(-self.image_heads // fitting))
-        self.heads_at_a_time = max(1, -(-self.image_heads // launches))
+        self.heads_at_a_time = max(1, _ceil(self.image_heads, max(1, _ceil(self.image_heads, fitting))))
+        # So do the partial sums of the tables' gradient: together they are at most half the input.
+        fitting = qkv.numel() // max(1, 2 * self.image_heads * self.length * depth)
+        self.splits = max(1, min(_ceil(self.pixels, 64), _ceil(PROGRAMS, self.heads_at_a_time), fitting))
         full = qkv.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-        self.map_constants = {
+        self.layout = {
             "STRIDE_B": self.qkv.stride(0),
             "STRIDE_H": self.qkv.stride(1),
             "STRIDE_W": self.qkv.stride(2),
@@ -288,35 +218,40 @@ class _Problem:
             "H": self.height,
             "W": self.width,
             "D": depth,
-            "DV": value_depth,
-            **padded,
-            "RELATIVE": tables is not None,
-            "SCALE": math.log2(math.e) / math.sqrt(depth),
+            "D_PAD": padded["D_PAD"],
             "PRECISION": "ieee" if full else "tf32",
         }
-        self.table_constants = {
-            "REL": _padded(self.height + self.width),
-            "TABLES_PER_HEAD": tables is not None and tables.dim() == 3,
+        self.constants = {
+            **self.layout,
+            "DV": value_depth,
+            "DV_PAD": padded["DV_PAD"],
+            "RELATIVE": self.length > 0,
+            # Finite, because the products spread it with zeros: far below any logit, within the dtype.
+            "OUTSIDE": -60000.0 if qkv.dtype == torch.float16 else -1e30,
+            "SCALE": math.log2(math.e) / math.sqrt(depth),
         }
 
     @property
-    def windowed(self) -> bool:
-        """Whether a query's relative logits are too many for registers, and go through scratch."""
-        return self.table_constants["REL"] > WINDOWED_ABOVE and self.map_constants["RELATIVE"]
-
-    def window(self, tile: Tile) -> int:
-        """How many relative logits a key tile needs, padded; 0 where all are in registers."""
-        return _padded(sum(self.key_shape(tile.keys))) if self.windowed else 0
-
-    @property
-    def relative_constants(self) -> dict[str, int]:
+    def relative_constants(self) -> dict[str, Any]:
         """Of the two kernels that work on the relative logits alone."""
-        names = ("STRIDE_B", "STRIDE_H", "STRIDE_W", "HEADS", "H", "W", "D", "D_PAD", "PRECISION")
-        constants = {name: self.map_constants[name] for name in names}
-        warps = 4 if self.table_constants["REL"] * constants["D_PAD"] <= 4096 else 8
-        return {**constants, **self.table_constants, "BLOCK_M": 16, "num_warps": warps, "enable_fp_fusion": True}
+        return {
+            **self.layout,
+            "TABLES_PER_HEAD": self.tables.dim() == 3,
+            "BLOCK_M": 64,
+            "OFFSETS": min(128, _padded(self.length)),
+            "num_warps": 4,
+            "enable_fp_fusion": True,
+        }
 
-    def tile_constants(self, tile: Tile) -> dict[str, int]:
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """(first, how many) of the image-heads of every launch."""
+        for first in range(0, self.image_heads, self.heads_at_a_time):
+            yield first, min(self.heads_at_a_time, self.image_heads - first)
+
+    def new_scratch(self, dtype: torch.dtype) -> Tensor:
+        return self.qkv.new_empty(self.heads_at_a_time * self.relative_size, dtype=dtype)
+
+    def tile_constants(self, tile: Tile) -> dict[str, Any]:
         rows, columns = self.key_shape(tile.keys)
         return {
             "BLOCK_M": tile.queries,
@@ -328,12 +263,16 @@ class _Problem:
         }
 
     def key_shape(self, keys: int) -> tuple[int, int]:
-        """Rows and columns of a key tile: the powers of two that pad the map least, then those that add up to least."""
-        shapes = [(keys >> power, 1 << power) for power in range(keys.bit_length())]
-        return min(shapes, key=lambda s: (-(-self.height // s[0]) * -(-self.width // s[1]), sum(s), s[0]))
+        """Rows (at most 16) and columns of a key tile: the powers of two that pad the map least, then the widest."""
+        shapes = [(rows, keys // rows) for rows in (1, 2, 4, 8, 16) if rows <= keys]
+        return min(shapes, key=lambda s: (_ceil(self.height, s[0]) * _ceil(self.width, s[1]), s[0]))
 
     def device(self) -> torch.cuda.device:
         return torch.cuda.device(self.qkv.device if self.qkv.is_cuda else -1)
+
+
+def _ceil(size: int, step: int) -> int:
+    return -(-size // step)
 
 
 def _padded(size: int) -> int:

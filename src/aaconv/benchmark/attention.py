@@ -1,0 +1,230 @@
+"""`aaconv bench attention`: the operator alone, on a GPU inside CUDA graphs, so that launches do not hide the kernels.
+
+Every variant takes the packed projection and the two tables and gives all their gradients. `compiled` is the eager
+reference under torch.compile, `flex` is torch's FlexAttention with the same trainable bias. The inputs stay the same, so
+small ones are read from the GPU's L2 cache, as they are in a network, where the projection has just been written.
+"""
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from ..attention import BACKENDS, eager, triton_backend
+from ..attention.heads import join_heads, relative_logits, split_heads
+from .measure import Call, failures_into, graphed, peak_memory, pick_device, release, time_interleaved
+from .report import Progress, Results, mib
+
+HEADS = 8
+GPU_VARIANTS = ("triton", "sdpa", "compiled", "flex")
+CPU_VARIANTS = ("sdpa", "eager")
+# The H200: memory traffic that can be reached, and exponentials of all multiprocessors a second.
+BYTES_PER_SECOND = 4.3e12
+EXPONENTIALS_PER_SECOND = 16 * 132 * 1.755e9
+
+Attend = Callable[..., Tensor]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """One attention: batch:HEIGHTxWIDTH:key/value, the depths those of one head."""
+
+    batch: int
+    height: int
+    width: int
+    key_depth: int
+    value_depth: int
+
+    @classmethod
+    def parse(cls, text: str) -> "Shape":
+        match = re.fullmatch(r"(\d+):(\d+)x(\d+):(\d+)/(\d+)", text)
+        numbers = [int(number) for number in match.groups()] if match else [0]
+        if min(numbers) < 1:
+            raise ValueError(f"a shape is batch:HEIGHTxWIDTH:key/value, as in 128:14x14:20/3, got {text!r}")
+        return cls(*numbers)
+
+    def __str__(self) -> str:
+        return f"{self.batch}:{self.height}x{self.width}:{self.key_depth}/{self.value_depth}"
+
+    @property
+    def channels(self) -> int:
+        return HEADS * (2 * self.key_depth + self.value_depth)
+
+    def floors(self, itemsize: int) -> dict[str, dict[str, float]]:
+        """Milliseconds below which an H200 cannot go: every input and output moved once, every weight one exponential.
+
+        The backward reads what the forward did, the output, its gradient and the log-sum-exp, writes the gradient of
+        the inputs, and computes each weight again.
+        """
+        pixels = self.batch * self.height * self.width
+        packed, out = pixels * self.channels * itemsize, pixels * HEADS * self.value_depth * itemsize
+        log_sum_exp = 4 * pixels * HEADS
+        weights = pixels * self.height * self.width * HEADS
+        moved = {"forward": packed + out, "both": 3 * packed + 3 * out + 2 * log_sum_exp}
+        passes = {"forward": 1, "both": 2}
+        return {
+            phase: {
+                "bytes_ms": 1e3 * moved[phase] / BYTES_PER_SECOND,
+                "exponentials_ms": 1e3 * passes[phase] * weights / EXPONENTIALS_PER_SECOND,
+            }
+            for phase in moved
+        }
+
+
+PAPER_SHAPES = [
+    Shape.parse(text)
+    for text in (
+        "128:14x14:20/1",
+        "128:14x14:20/3",
+        "128:7x7:20/6",
+        "128:32x32:20/2",
+        "128:16x16:20/4",
+        "128:8x8:20/8",
+        "128:14x14:32/32",
+        "8:40x40:20/3",
+        "4:64x64:20/3",
+        "4:128x128:20/3",
+    )
+]
+CPU_SHAPES = [Shape.parse("2:14x14:20/3"), Shape.parse("2:32x32:20/2")]
+
+
+def run(
+    shapes: list[str] | None = None,
+    variants: list[str] | None = None,
+    *,
+    device: str | None = None,
+    rounds: int | None = None,
+    json_to: str | None = None,
+) -> None:
+    """Measure the variants at these shapes (default: those of the paper's models and of detection)."""
+    where = pick_device(device, needs_gpu="bench attention")
+    on_gpu, rounds = where.type == "cuda", rounds or 20
+    dtype = torch.bfloat16 if on_gpu else torch.float32
+    chosen = [Shape.parse(text) for text in shapes] if shapes else PAPER_SHAPES if on_gpu else CPU_SHAPES
+    names = list(dict.fromkeys(variants or (GPU_VARIANTS if on_gpu else CPU_VARIANTS)))
+    settings = {"heads": HEADS, "dtype": str(dtype), "rounds": rounds, "graphs": on_gpu}
+    results, progress = Results("attention", where, json_to, **settings), Progress()
+    for shape in chosen:
+        results.add(*measure(shape, names, where, dtype, rounds, progress))
+        release()
+    columns = ("batch, map, depths", "variant", "forward ms", "p20 - p80", "x floor", "fwd + bwd ms", "p20 - p80")
+    columns = (*columns, "x floor", "x first", "peak memory")
+    first = f"x first: fwd + bwd against {names[0]}"
+    floor = "; x floor: against the larger of bytes / 4.3 TB/s and exponentials, on an H200" if on_gpu else ""
+    about = [f"{HEADS} heads, {dtype}{', inside CUDA graphs' if on_gpu else ''}; {first}{floor}"]
+    results.finish(columns, [_cells(row) for row in results.rows], about)
+
+
+def measure(
+    shape: Shape, names: list[str], device: torch.device, dtype: torch.dtype, rounds: int, progress: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """One row a variant: timings of both phases and the peak memory, or the reason why there are none."""
+    inputs, grad_out = _inputs(shape, device, dtype)
+    sizes = {"num_heads": HEADS, "key_channels": HEADS * shape.key_depth}
+    calls: dict[str, dict[str, Call]] = {"forward": {}, "both": {}}
+    memory: dict[str, int] = {}
+    failures: dict[str, str] = {}
+    pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+    for name in names:
+        progress(f"{shape} {name}")
+        with failures_into(failures, name):
+            attend = _variant(name, inputs, sizes)
+            forward, both = _phases(attend, inputs, grad_out, sizes)
+            memory[name] = peak_memory(both, device, [*inputs, grad_out])
+            for phase, call in (("forward", forward), ("both", both)):
+                calls[phase][name] = graphed(call, pool=pool) if device.type == "cuda" else call
+        if name in failures:
+            progress(f"{shape} {name} failed: {failures[name]}")
+    timings = {
+        phase: time_interleaved({n: call for n, call in of.items() if n not in failures}, device, rounds=rounds)
+        for phase, of in calls.items()
+    }
+    floors = shape.floors(dtype.itemsize)
+    rows = []
+    for name in names:
+        row: dict[str, Any] = {"shape": str(shape), **asdict(shape), "variant": name}
+        if name in failures:
+            rows.append(row | {"failed": failures[name]})
+            continue
+        row |= {f"{phase}_ms": vars(timings[phase][name]) for phase in calls}
+        row["peak_bytes"] = memory[name]
+        if names[0] in timings["both"]:
+            row["to_first"] = timings["both"][name].p50 / timings["both"][names[0]].p50
+        if device.type == "cuda":
+            row["floors"] = floors
+            row |= {f"{phase}_to_floor": row[f"{phase}_ms"]["p50"] / max(floors[phase].values()) for phase in calls}
+        rows.append(row)
+    return rows
+
+
+def _inputs(shape: Shape, device: torch.device, dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
+    """qkv, rel_h and rel_w that want gradients, and the gradient of the output."""
+    torch.manual_seed(0)
+    like = {"device": device, "dtype": dtype}
+    qkv = torch.randn(shape.batch, shape.height, shape.width, shape.channels, **like)
+    tables = (torch.randn(2 * side - 1, shape.key_depth, **like) for side in (shape.height, shape.width))
+    grad_out = torch.randn(shape.batch, shape.height, shape.width, HEADS * shape.value_depth, **like)
+    return [tensor.requires_grad_() for tensor in (qkv, *tables)], grad_out
+
+
+def _phases(attend: Attend, inputs: list[Tensor], grad_out: Tensor, sizes: dict[str, int]) -> tuple[Call, Call]:
+    def forward() -> None:
+        with torch.no_grad():
+            attend(*inputs, **sizes)
+
+    def both() -> None:
+        torch.autograd.grad(attend(*inputs, **sizes), inputs, grad_out)
+
+    return forward, both
+
+
+def _variant(name: str, inputs: list[Tensor], sizes: dict[str, int]) -> Attend:
+    """The operator of that name. Compiled ones are made anew, so that no shape meets code made for another."""
+    if name in ("compiled", "flex"):
+        torch._dynamo.reset()
+        return torch.compile(eager.attend if name == "compiled" else flex_attend, dynamic=False, fullgraph=True)
+    backend = triton_backend if name == "triton" else BACKENDS[name]
+    reason = backend.why_not(*inputs, **sizes)
+    if reason is not None:
+        raise ValueError(reason)
+    return backend.attend
+
+
+def flex_attend(qkv: Tensor, rel_h: Tensor, rel_w: Tensor, *, num_heads: int, key_channels: int) -> Tensor:
+    """The same equation through FlexAttention: the relative logits, computed before, are read in its score_mod."""
+    from torch.nn.attention.flex_attention import flex_attention
+
+    height, width = qkv.shape[1:3]
+    q, k, v = split_heads(qkv, num_heads, key_channels)
+    depth, value_depth = q.shape[-1], v.shape[-1]
+    scaled = q * depth**-0.5
+    by_row, by_column = (logits.flatten(2, 3) for logits in relative_logits(scaled, rel_h, rel_w))
+
+    def add_relative(score: Tensor, image: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return score + by_row[image, head, query, key // width] + by_column[image, head, query, key % width]
+
+    # FlexAttention takes depths that are powers of two from 16 on.
+    q, k, v = (_padded(part.flatten(2, 3)) for part in (scaled, k, v))
+    out = flex_attention(q, k, v, score_mod=add_relative, scale=1.0)
+    return join_heads(out[..., :value_depth], height, width)
+
+
+def _padded(part: Tensor) -> Tensor:
+    return F.pad(part, (0, max(16, 1 << (part.shape[-1] - 1).bit_length()) - part.shape[-1]))
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    start = [row["shape"], row["variant"]]
+    if "failed" in row:
+        return [*start, f"- {row['failed']}"]
+    cells = list(start)
+    for phase in ("forward", "both"):
+        ms = row[f"{phase}_ms"]
+        floor = row.get(f"{phase}_to_floor")
+        cells += [f"{ms['p50']:.4f}", f"{ms['p20']:.4f} - {ms['p80']:.4f}", f"{floor:.1f}" if floor else ""]
+    return [*cells, f"{row['to_first']:.2f}" if "to_first" in row else "", mib(row["peak_bytes"])]

@@ -1,0 +1,243 @@
+"""`aaconv bench model`: whole networks, bf16, channels_last, compiled: inference and the training step.
+
+Each is compiled once and timed twice: called from Python ("launched") and replayed from a CUDA graph ("graph").
+"""
+
+import time
+import types
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..models import create_model
+from .measure import Call, Timing, failures_into, graphed, peak_memory, pick_device, release, state_of, time_interleaved
+from .report import Progress, Results
+
+Prepared = tuple[Call, list[Tensor]]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A registered model and the options it is built with."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def parse(cls, text: str) -> "Network":
+        """NAME or NAME:option=value,option=value."""
+        name, _, rest = text.partition(":")
+        options = {}
+        for part in filter(None, rest.split(",")):
+            option, equals, value = part.partition("=")
+            if not equals:
+                raise ValueError(f"a model is NAME or NAME:option=value,..., got {text!r}")
+            options[option] = _value(value)
+        return cls(name, options)
+
+    def __str__(self) -> str:
+        options = ",".join(f"{name}={value}" for name, value in self.options.items())
+        return f"{self.name}:{options}" if options else self.name
+
+    def build(self, size: int) -> nn.Module:
+        torch.manual_seed(0)
+        own_size = {"img_size": size} if self.name.startswith("aa_") else {}
+        return create_model(self.name, **own_size, **self.options)
+
+
+@dataclass
+class Case:
+    """One network in one phase, ready to be called; `ways` are launched and graph."""
+
+    network: Network
+    phase: str
+    ways: dict[str, Call] = field(default_factory=dict)
+    failures: dict[str, str] = field(default_factory=dict)
+    prepare_s: float = 0.0
+    peak_bytes: int | None = None
+
+    def row(self, timings: dict[str, Timing], first: dict[str, Timing]) -> dict[str, Any]:
+        row: dict[str, Any] = {"model": self.network.name, "options": self.network.options, "phase": self.phase}
+        row |= {"peak_bytes": self.peak_bytes, "prepare_s": round(self.prepare_s, 1)}
+        row |= {f"{way}_ms": vars(timing) for way, timing in timings.items()}
+        row |= {f"{way}_to_first": timings[way].p50 / first[way].p50 for way in timings if way in first}
+        return row | ({"failed": self.failures} if self.failures else {})
+
+
+def run(
+    models: list[str],
+    *,
+    batch: int = 128,
+    size: int = 224,
+    phases: list[str] | None = None,
+    compiled: bool = True,
+    device: str | None = None,
+    rounds: int | None = None,
+    json_to: str | None = None,
+) -> None:
+    """Measure these models and print a table; the first is what the others are compared with."""
+    where = pick_device(device, needs_gpu="bench model")
+    networks, phases = [Network.parse(text) for text in models], phases or ["infer", "train"]
+    settings = {"batch": batch, "size": size, "compiled": compiled}
+    results = Results("model", where, json_to, **settings)
+    for rows in measure(networks, phases, batch, size, compiled, where, rounds):
+        results.replace(rows)
+    print_rows(results, where, **settings)
+
+
+def measure(
+    networks: list[Network],
+    phases: list[str],
+    batch: int,
+    size: int,
+    compiled: bool,
+    device: torch.device,
+    rounds: int | None,
+):
+    """Yields all rows after every network, quickly timed, and at the end once more, timed in full.
+
+    Every timing is over interleaved rounds of all networks that are ready.
+    """
+    if batch < 1 or size < 1:
+        raise ValueError(f"--batch and --size must be at least 1, got {batch} and {size}")
+    for network in networks:
+        with torch.device("meta"):
+            network.build(size)  # a wrong name or option is found out now
+    progress, cases = Progress(), []
+    pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+    rounds = rounds or (20 if device.type == "cuda" else 5)
+    for network in networks:
+        for phase in phases:
+            progress(f"{network} {phase}: preparing")
+            cases.append(_prepare(network, phase, batch, size, compiled, device, pool))
+            case = cases[-1]
+            peak = f", peak {case.peak_bytes / 2**30:.2f} GiB" if case.peak_bytes else ""
+            progress(f"{network} {phase}: ready in {case.prepare_s:.1f} s{peak}")
+            for way, reason in case.failures.items():
+                progress(f"{network} {phase}: {way} failed: {reason}")
+        if network is not networks[-1]:
+            yield _rows(cases, device, rounds=min(3, rounds))
+    progress(f"timing, {rounds} rounds")
+    yield _rows(cases, device, rounds=rounds)
+    progress("done")
+
+
+def _prepare(
+    network: Network, phase: str, batch: int, size: int, compiled: bool, device: torch.device, pool: Any
+) -> Case:
+    case, start = Case(network, phase), time.perf_counter()
+    with failures_into(case.failures, "launched"):
+        prepare = prepare_inference if phase == "infer" else prepare_training
+        call, held = prepare(network.build(size), batch, size, compiled, device)
+        for _ in range(3):  # compiles, and makes the optimiser's state
+            call()
+        case.peak_bytes = peak_memory(call, device, held)
+        case.ways["launched"] = call
+    if device.type == "cuda" and "launched" in case.ways:
+        with failures_into(case.failures, "graph"):
+            case.ways["graph"] = graphed(case.ways["launched"], pool=pool)
+    release()
+    case.prepare_s = time.perf_counter() - start
+    return case
+
+
+def prepare_inference(model: nn.Module, batch: int, size: int, compiled: bool, device: torch.device) -> Prepared:
+    """One batch through the model in bfloat16; and the tensors this holds."""
+    model = model.to(device, torch.bfloat16, memory_format=torch.channels_last).eval()
+    x = torch.randn(batch, model_channels(model), size, size, device=device, dtype=torch.bfloat16)
+    x = x.contiguous(memory_format=torch.channels_last)
+    forward = _compile(lambda x: model(x), compiled)
+
+    def call() -> None:
+        with torch.no_grad():
+            forward(x)
+
+    return call, [x, *state_of(model)]
+
+
+def prepare_training(model: nn.Module, batch: int, size: int, compiled: bool, device: torch.device) -> Prepared:
+    """Forward under autocast, cross entropy, backward and a step of SGD on float32 parameters."""
+    model = model.to(device, memory_format=torch.channels_last).train()
+    x = torch.randn(batch, model_channels(model), size, size, device=device)
+    x = x.contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(model.num_classes, (batch,), device=device)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=device.type == "cuda")
+
+    def loss_of(x: Tensor, labels: Tensor) -> Tensor:
+        # No cache of casts: inside a CUDA graph it would outlive the step.
+        with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
+            return F.cross_entropy(model(x), labels)
+
+    loss_of = _compile(loss_of, compiled)
+
+    def call() -> None:
+        loss_of(x, labels).backward()
+        optimizer.step()
+        # At the end: gradients live only inside the call, and graphs that share a pool do not meet in them.
+        optimizer.zero_grad(set_to_none=True)
+
+    momentum = list(model.parameters())  # as many bytes again
+    held = [x, labels, *state_of(model)]
+    return call, [*held, *(torch.empty_like(p, device="meta") for p in momentum)]
+
+
+def model_channels(model: nn.Module) -> int:
+    return getattr(model, "in_chans", 3)
+
+
+def _compile(function: Callable[..., Tensor], compiled: bool) -> Callable[..., Tensor]:
+    """Compiled under a code object of its own: torch keeps compiled code by code object, and networks that share one
+    would try each other's guards at every call."""
+    if not compiled:
+        return function
+    own = types.FunctionType(
+        function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__, function.__closure__
+    )
+    return torch.compile(own, dynamic=False)
+
+
+def _rows(cases: list[Case], device: torch.device, rounds: int) -> list[dict[str, Any]]:
+    calls = {(index, way): call for index, case in enumerate(cases) for way, call in case.ways.items()}
+    timed = time_interleaved(calls, device, rounds=rounds, sample_ms=100 if device.type == "cuda" else 1)
+    timings = [{way: timed[index, way] for way in case.ways} for index, case in enumerate(cases)]
+    first: dict[str, dict[str, Timing]] = {}
+    for case, timing in zip(cases, timings, strict=True):
+        first.setdefault(case.phase, timing)
+    return [case.row(timing, first[case.phase]) for case, timing in zip(cases, timings, strict=True)]
+
+
+def print_rows(results: Results, device: torch.device, *, batch: int, size: int, compiled: bool) -> None:
+    ways = ("launched", "graph") if device.type == "cuda" else ("launched",)
+    columns = ["model", "phase"]
+    for way in ways:
+        columns += [f"{way} ms", "p20 - p80", "/ first"]
+    cells = []
+    for row in sorted(results.rows, key=lambda row: row["phase"]):
+        line = [str(Network(row["model"], row["options"])), row["phase"]]
+        for way in ways:
+            line += _cells(row, way)
+        cells.append([*line, f"{row['peak_bytes'] / 2**30:.2f} GiB" if row["peak_bytes"] else ""])
+    how = "torch.compile, " if compiled else ""
+    about = f"{how}bf16, channels_last, batch {batch}, {size} x {size}; / first: against the first model"
+    results.finish([*columns, "peak memory"], cells, [about])
+
+
+def _cells(row: dict[str, Any], way: str) -> list[str]:
+    if f"{way}_ms" not in row:
+        failed = row.get("failed", {})
+        return [f"- {failed.get(way) or failed.get('launched', '')}", "", ""]
+    ms, ratio = row[f"{way}_ms"], row.get(f"{way}_to_first")
+    return [f"{ms['p50']:.2f}", f"{ms['p20']:.2f} - {ms['p80']:.2f}", f"{ratio:.3f}" if ratio else ""]
+
+
+def _value(text: str) -> Any:
+    for kind in (int, float):
+        try:
+            return kind(text)
+        except ValueError:
+            continue
+    return {"True": True, "False": False, "None": None}.get(text, text)
