@@ -150,6 +150,8 @@ def _add_model(benches: Any) -> None:
         metavar="NAME",
         help="the first is what the others are compared with; NAME:key_ratio=0.25,num_heads=4 sets options",
     )
+    model.add_argument("--train", action="store_true", help="the training step only")
+    model.add_argument("--infer", action="store_true", help="inference only")
     _add_network(model)
 
 
@@ -167,8 +169,6 @@ def _add_table2(benches: Any) -> None:
 def _add_network(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=int, default=128, metavar="N", help="default: 128")
     parser.add_argument("--size", type=int, default=224, metavar="N", help="images of N x N, default: 224")
-    parser.add_argument("--train", action="store_true", help="the training step only")
-    parser.add_argument("--infer", action="store_true", help="inference only")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="without torch.compile")
     _add_common(parser)
 
@@ -210,7 +210,9 @@ def _bench_attention(chosen: argparse.Namespace) -> None:
 def _bench_model(chosen: argparse.Namespace) -> None:
     from .benchmark import model
 
-    model.run(chosen.models, **_network(chosen))
+    both = chosen.train == chosen.infer
+    wanted = {"infer": both or chosen.infer, "train": both or chosen.train}
+    model.run(chosen.models, phases=[phase for phase in wanted if wanted[phase]], **_network(chosen))
 
 
 def _bench_table2(chosen: argparse.Namespace) -> None:
@@ -220,12 +222,9 @@ def _bench_table2(chosen: argparse.Namespace) -> None:
 
 
 def _network(chosen: argparse.Namespace) -> dict[str, Any]:
-    both = chosen.train == chosen.infer
-    names = {"infer": both or chosen.infer, "train": both or chosen.train}
     return {
         "batch": chosen.batch,
         "size": chosen.size,
-        "phases": [name for name, wanted in names.items() if wanted],
         "compiled": chosen.compile,
         "device": chosen.device,
         "rounds": chosen.rounds,

@@ -1,8 +1,8 @@
 """`aaconv bench attention`: the operator alone, on a GPU inside CUDA graphs, so that launches do not hide the kernels.
 
 Every variant takes the packed projection and the two tables and gives all their gradients. `compiled` is the eager
-reference under torch.compile, `flex` is torch's FlexAttention with the same trainable bias. The inputs stay the same, so
-small ones are read from the GPU's L2 cache, as they are in a network, where the projection has just been written.
+reference under torch.compile, `flex` is torch's FlexAttention with the same trainable bias. The inputs stay the same,
+so small ones are read from the GPU's L2 cache, as in a network, where the projection has just been written.
 """
 
 import re
@@ -13,13 +13,16 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
 
 from ..attention import BACKENDS, eager, triton_backend
 from ..attention.heads import join_heads, relative_logits, split_heads
-from .measure import Call, failures_into, graphed, peak_memory, pick_device, release, time_interleaved
+from .measure import Call, compile_apart, failures_into, graphed, peak_memory, pick_device, release, time_interleaved
 from .report import Progress, Results, mib
 
 HEADS = 8
+IN_A_GRAPH = 10
+"""Calls captured one after the other: replaying a graph costs some microseconds, as much as a small kernel."""
 GPU_VARIANTS = ("triton", "sdpa", "compiled", "flex")
 CPU_VARIANTS = ("sdpa", "eager")
 # The H200: memory traffic that can be reached, and exponentials of all multiprocessors a second.
@@ -117,11 +120,17 @@ def run(
     first = f"x first: fwd + bwd against {names[0]}"
     floor = "; x floor: against the larger of bytes / 4.3 TB/s and exponentials, on an H200" if on_gpu else ""
     about = [f"{HEADS} heads, {dtype}{', inside CUDA graphs' if on_gpu else ''}; {first}{floor}"]
+    about += [f"{row['shape']} {row['variant']}: {row['failed']}" for row in results.rows if "failed" in row]
     results.finish(columns, [_cells(row) for row in results.rows], about)
 
 
 def measure(
-    shape: Shape, names: list[str], device: torch.device, dtype: torch.dtype, rounds: int, progress: Callable[[str], None]
+    shape: Shape,
+    names: list[str],
+    device: torch.device,
+    dtype: torch.dtype,
+    rounds: int,
+    progress: Callable[[str], None],
 ) -> list[dict[str, Any]]:
     """One row a variant: timings of both phases and the peak memory, or the reason why there are none."""
     inputs, grad_out = _inputs(shape, device, dtype)
@@ -137,13 +146,13 @@ def measure(
             forward, both = _phases(attend, inputs, grad_out, sizes)
             memory[name] = peak_memory(both, device, [*inputs, grad_out])
             for phase, call in (("forward", forward), ("both", both)):
-                calls[phase][name] = graphed(call, pool=pool) if device.type == "cuda" else call
+                calls[phase][name] = graphed(call, repeats=IN_A_GRAPH, pool=pool) if pool else call
         if name in failures:
             progress(f"{shape} {name} failed: {failures[name]}")
-    timings = {
-        phase: time_interleaved({n: call for n, call in of.items() if n not in failures}, device, rounds=rounds)
-        for phase, of in calls.items()
-    }
+    timings = {}
+    for phase, of_phase in calls.items():
+        running = {name: call for name, call in of_phase.items() if name not in failures}
+        timings[phase] = time_interleaved(running, device, rounds=rounds, inside=IN_A_GRAPH if pool else 1)
     floors = shape.floors(dtype.itemsize)
     rows = []
     for name in names:
@@ -184,10 +193,9 @@ def _phases(attend: Attend, inputs: list[Tensor], grad_out: Tensor, sizes: dict[
 
 
 def _variant(name: str, inputs: list[Tensor], sizes: dict[str, int]) -> Attend:
-    """The operator of that name. Compiled ones are made anew, so that no shape meets code made for another."""
+    """The operator of that name; a ValueError where it cannot run."""
     if name in ("compiled", "flex"):
-        torch._dynamo.reset()
-        return torch.compile(eager.attend if name == "compiled" else flex_attend, dynamic=False, fullgraph=True)
+        return compile_apart(eager.attend if name == "compiled" else flex_attend, fullgraph=True)
     backend = triton_backend if name == "triton" else BACKENDS[name]
     reason = backend.why_not(*inputs, **sizes)
     if reason is not None:
@@ -197,8 +205,6 @@ def _variant(name: str, inputs: list[Tensor], sizes: dict[str, int]) -> Attend:
 
 def flex_attend(qkv: Tensor, rel_h: Tensor, rel_w: Tensor, *, num_heads: int, key_channels: int) -> Tensor:
     """The same equation through FlexAttention: the relative logits, computed before, are read in its score_mod."""
-    from torch.nn.attention.flex_attention import flex_attention
-
     height, width = qkv.shape[1:3]
     q, k, v = split_heads(qkv, num_heads, key_channels)
     depth, value_depth = q.shape[-1], v.shape[-1]
@@ -221,7 +227,7 @@ def _padded(part: Tensor) -> Tensor:
 def _cells(row: dict[str, Any]) -> list[str]:
     start = [row["shape"], row["variant"]]
     if "failed" in row:
-        return [*start, f"- {row['failed']}"]
+        return [*start, "failed"]
     cells = list(start)
     for phase in ("forward", "both"):
         ms = row[f"{phase}_ms"]

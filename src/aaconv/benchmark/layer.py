@@ -33,7 +33,8 @@ def run(
         results.add(*measure(size, batch, where, rounds))
     columns = ("map", "layer", "p20 ms", "p50 ms", "p80 ms", "/ eager", "peak memory", "/ eager")
     about = f"3x3, {CHANNELS} -> {CHANNELS} channels, dk 160, dv 24, 8 heads, batch {batch}; forward and backward"
-    results.finish(columns, [_cells(row) for row in results.rows], [about])
+    skipped = {f"{row['layer']}: {row['skipped']}" for row in results.rows if "skipped" in row}
+    results.finish(columns, [_cells(row) for row in results.rows], [about, *sorted(skipped)])
 
 
 def measure(size: int, batch: int, device: torch.device, rounds: int) -> list[dict[str, Any]]:
@@ -80,7 +81,7 @@ def _layers(size: int, device: torch.device, failures: dict[str, str]) -> dict[s
 def _cells(row: dict[str, Any]) -> list[str]:
     start = [f"{row['size']} x {row['size']}", row["layer"]]
     if "skipped" in row:
-        return [*start, f"- {row['skipped']}"]
+        return [*start, "skipped"]
     times = [f"{row['ms'][name]:.2f}" for name in ("p20", "p50", "p80")]
     ratio = {name: f"{row[name]:.2f}" if name in row else "" for name in ("time_to_eager", "memory_to_eager")}
     return [*start, *times, ratio["time_to_eager"], mib(row["peak_bytes"]), ratio["memory_to_eager"]]

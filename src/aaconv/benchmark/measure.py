@@ -8,15 +8,18 @@ the call needs to begin with (inputs, parameters).
 import gc
 import os
 import time
+import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import quantiles
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
 Call = Callable[[], object]
+Key = TypeVar("Key")
 
 
 @dataclass(frozen=True)
@@ -45,19 +48,22 @@ def pick_device(name: str | None, *, needs_gpu: str | None = None) -> torch.devi
 
 
 def time_interleaved(
-    calls: Mapping[str, Call], device: torch.device, *, rounds: int = 20, sample_ms: float = 20
-) -> dict[str, Timing]:
-    """Time every call `rounds` times, turn by turn. Short calls are repeated to fill sample_ms, and averaged."""
+    calls: Mapping[Key, Call], device: torch.device, *, rounds: int = 20, sample_ms: float = 20, inside: int = 1
+) -> dict[Key, Timing]:
+    """Time every call `rounds` times, turn by turn. Short calls are repeated to fill sample_ms, and averaged.
+
+    inside: how often a call does the thing itself; the figures are those of one.
+    """
     if rounds < 1:
         raise ValueError(f"rounds must be at least 1, got rounds={rounds}")
     repeats = {}
     for name, call in calls.items():
         call()
         repeats[name] = max(1, min(1000, round(sample_ms / max(1e-3, _sample(call, device, 1)))))
-    samples: dict[str, list[float]] = {name: [] for name in calls}
+    samples: dict[Key, list[float]] = {name: [] for name in calls}
     for _ in range(rounds):
         for name, call in calls.items():
-            samples[name].append(_sample(call, device, repeats[name]))
+            samples[name].append(_sample(call, device, repeats[name]) / inside)
     return {name: Timing.of(values) for name, values in samples.items()}
 
 
@@ -94,7 +100,22 @@ def graphed(call: Call, *, repeats: int = 1, pool: tuple[int, int] | None = None
     with torch.cuda.graph(graph, pool=pool):
         for _ in range(repeats):
             call()
-    return graph.replay
+
+    def replay() -> None:
+        graph.replay()
+
+    replay.captured = call  # whatever the graph reads and runs must stay alive with it
+    return replay
+
+
+def compile_apart(function: Callable[..., Tensor], **options: bool) -> Callable[..., Tensor]:
+    """torch.compile under a code object of its own.
+
+    torch keeps compiled code by code object: functions that share one would try each other's guards at every call.
+    """
+    code, closure = function.__code__.replace(), function.__closure__
+    own = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
+    return torch.compile(own, dynamic=False, **options)
 
 
 def peak_memory(call: Call, device: torch.device, held: Iterable[Tensor] = ()) -> int:
@@ -140,13 +161,12 @@ def reason_of(error: BaseException) -> str:
 
 @contextmanager
 def failures_into(failures: dict[str, str], name: str) -> Iterator[None]:
-    """Whatever goes wrong inside becomes failures[name], and the memory it took is given back."""
+    """Whatever goes wrong inside becomes failures[name]; what is cached from before is given back first."""
+    release()
     try:
         yield
     except Exception as error:
         failures[name] = reason_of(error)
-        error.__traceback__ = None  # its frames keep tensors alive
-        release()
 
 
 def release() -> None:

@@ -4,8 +4,7 @@ Each is compiled once and timed twice: called from Python ("launched") and repla
 """
 
 import time
-import types
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +13,21 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..models import create_model
-from .measure import Call, Timing, failures_into, graphed, peak_memory, pick_device, release, state_of, time_interleaved
+from .measure import (
+    Call,
+    Timing,
+    compile_apart,
+    failures_into,
+    graphed,
+    peak_memory,
+    pick_device,
+    state_of,
+    time_interleaved,
+)
 from .report import Progress, Results
 
-Prepared = tuple[Call, list[Tensor]]
+Prepared = tuple[Call, Callable[[], list[Tensor]]]
+"""A call, and what gives the tensors it holds all the time."""
 
 
 @dataclass(frozen=True)
@@ -46,7 +56,10 @@ class Network:
     def build(self, size: int) -> nn.Module:
         torch.manual_seed(0)
         own_size = {"img_size": size} if self.name.startswith("aa_") else {}
-        return create_model(self.name, **own_size, **self.options)
+        try:
+            return create_model(self.name, **own_size, **self.options)
+        except TypeError as error:
+            raise ValueError(f"{self}: {error}") from None
 
 
 @dataclass
@@ -97,7 +110,7 @@ def measure(
     compiled: bool,
     device: torch.device,
     rounds: int | None,
-):
+) -> Iterator[list[dict[str, Any]]]:
     """Yields all rows after every network, quickly timed, and at the end once more, timed in full.
 
     Every timing is over interleaved rounds of all networks that are ready.
@@ -135,34 +148,37 @@ def _prepare(
         call, held = prepare(network.build(size), batch, size, compiled, device)
         for _ in range(3):  # compiles, and makes the optimiser's state
             call()
-        case.peak_bytes = peak_memory(call, device, held)
+        case.peak_bytes = peak_memory(call, device, held())
         case.ways["launched"] = call
     if device.type == "cuda" and "launched" in case.ways:
         with failures_into(case.failures, "graph"):
             case.ways["graph"] = graphed(case.ways["launched"], pool=pool)
-    release()
     case.prepare_s = time.perf_counter() - start
     return case
 
 
 def prepare_inference(model: nn.Module, batch: int, size: int, compiled: bool, device: torch.device) -> Prepared:
-    """One batch through the model in bfloat16; and the tensors this holds."""
+    """One batch through the model in bfloat16."""
     model = model.to(device, torch.bfloat16, memory_format=torch.channels_last).eval()
-    x = torch.randn(batch, model_channels(model), size, size, device=device, dtype=torch.bfloat16)
+    x = torch.randn(batch, getattr(model, "in_chans", 3), size, size, device=device, dtype=torch.bfloat16)
     x = x.contiguous(memory_format=torch.channels_last)
-    forward = _compile(lambda x: model(x), compiled)
+
+    def forward(x: Tensor) -> Tensor:
+        return model(x)
+
+    forward = compile_apart(forward) if compiled else forward
 
     def call() -> None:
         with torch.no_grad():
             forward(x)
 
-    return call, [x, *state_of(model)]
+    return call, lambda: [x, *state_of(model)]
 
 
 def prepare_training(model: nn.Module, batch: int, size: int, compiled: bool, device: torch.device) -> Prepared:
     """Forward under autocast, cross entropy, backward and a step of SGD on float32 parameters."""
     model = model.to(device, memory_format=torch.channels_last).train()
-    x = torch.randn(batch, model_channels(model), size, size, device=device)
+    x = torch.randn(batch, getattr(model, "in_chans", 3), size, size, device=device)
     x = x.contiguous(memory_format=torch.channels_last)
     labels = torch.randint(model.num_classes, (batch,), device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=device.type == "cuda")
@@ -172,7 +188,7 @@ def prepare_training(model: nn.Module, batch: int, size: int, compiled: bool, de
         with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
             return F.cross_entropy(model(x), labels)
 
-    loss_of = _compile(loss_of, compiled)
+    loss_of = compile_apart(loss_of) if compiled else loss_of
 
     def call() -> None:
         loss_of(x, labels).backward()
@@ -180,24 +196,13 @@ def prepare_training(model: nn.Module, batch: int, size: int, compiled: bool, de
         # At the end: gradients live only inside the call, and graphs that share a pool do not meet in them.
         optimizer.zero_grad(set_to_none=True)
 
-    momentum = list(model.parameters())  # as many bytes again
-    held = [x, labels, *state_of(model)]
-    return call, [*held, *(torch.empty_like(p, device="meta") for p in momentum)]
+    def held() -> list[Tensor]:
+        momentum = [
+            value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)
+        ]
+        return [x, labels, *state_of(model), *momentum]
 
-
-def model_channels(model: nn.Module) -> int:
-    return getattr(model, "in_chans", 3)
-
-
-def _compile(function: Callable[..., Tensor], compiled: bool) -> Callable[..., Tensor]:
-    """Compiled under a code object of its own: torch keeps compiled code by code object, and networks that share one
-    would try each other's guards at every call."""
-    if not compiled:
-        return function
-    own = types.FunctionType(
-        function.__code__.replace(), function.__globals__, function.__name__, function.__defaults__, function.__closure__
-    )
-    return torch.compile(own, dynamic=False)
+    return call, held
 
 
 def _rows(cases: list[Case], device: torch.device, rounds: int) -> list[dict[str, Any]]:
@@ -223,13 +228,17 @@ def print_rows(results: Results, device: torch.device, *, batch: int, size: int,
         cells.append([*line, f"{row['peak_bytes'] / 2**30:.2f} GiB" if row["peak_bytes"] else ""])
     how = "torch.compile, " if compiled else ""
     about = f"{how}bf16, channels_last, batch {batch}, {size} x {size}; / first: against the first model"
-    results.finish([*columns, "peak memory"], cells, [about])
+    failed = [
+        f"{row['model']} {row['phase']}, {way}: {reason}"
+        for row in results.rows
+        for way, reason in row.get("failed", {}).items()
+    ]
+    results.finish([*columns, "peak memory"], cells, [about, *failed])
 
 
 def _cells(row: dict[str, Any], way: str) -> list[str]:
     if f"{way}_ms" not in row:
-        failed = row.get("failed", {})
-        return [f"- {failed.get(way) or failed.get('launched', '')}", "", ""]
+        return ["failed", "", ""]
     ms, ratio = row[f"{way}_ms"], row.get(f"{way}_to_first")
     return [f"{ms['p50']:.2f}", f"{ms['p20']:.2f} - {ms['p80']:.2f}", f"{ratio:.3f}" if ratio else ""]
 

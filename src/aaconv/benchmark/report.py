@@ -88,7 +88,7 @@ class Results:
         output = console()
         table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
         for index, column in enumerate(columns):
-            table.add_column(column, justify="right" if index else "left", no_wrap=True)
+            table.add_column(column, justify="left" if index < 2 else "right", no_wrap=True)
         for row in cells:
             table.add_row(*row)
         output.print(table, highlight=False)

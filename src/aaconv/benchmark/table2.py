@@ -10,12 +10,14 @@ from .measure import pick_device
 from .model import Network, measure, print_rows
 from .report import Results
 
+PHASES = ["infer", "train"]
+
 
 class Latencies(Results):
-    """One record a model, as `aaconv table` reads them; a model whose phases are not all measured is left out."""
+    """One record a model, as `aaconv table` reads them; a model that is not measured in both phases is left out."""
 
     def content(self) -> list[dict[str, Any]]:
-        phases, models = self.head["settings"]["phases"], {}
+        models: dict[str, dict[str, Any]] = {}
         for row in self.rows:
             network = Network(row["model"], row["options"])
             record = models.setdefault(str(network), {"model": network.name, "options": network.options})
@@ -23,7 +25,7 @@ class Latencies(Results):
             if way in row:
                 record[f"{row['phase']}_ms"] = row[way]["p50"]
                 record[row["phase"]] = {key: row[key] for key in row if key not in ("model", "options", "phase")}
-        complete = [record for record in models.values() if all(f"{phase}_ms" in record for phase in phases)]
+        complete = [record for record in models.values() if all(f"{phase}_ms" in record for phase in PHASES)]
         return [record | {"environment": self.head["environment"], **self.head["settings"]} for record in complete]
 
 
@@ -31,17 +33,16 @@ def run(
     *,
     batch: int = 128,
     size: int = 224,
-    phases: list[str] | None = None,
     compiled: bool = True,
     device: str | None = None,
     rounds: int | None = None,
     json_to: str | None = None,
 ) -> None:
     """Measure the six networks of table 2 and print a table."""
-    where, phases = pick_device(device, needs_gpu="bench table2"), phases or ["infer", "train"]
+    where = pick_device(device, needs_gpu="bench table2")
     networks = [Network(row.model, row.options) for row in TABLE_2]
     settings = {"batch": batch, "size": size, "compiled": compiled}
-    results = Latencies("table2", where, json_to, **settings, phases=phases)
-    for rows in measure(networks, phases, batch, size, compiled, where, rounds):
+    results = Latencies("table2", where, json_to, **settings)
+    for rows in measure(networks, PHASES, batch, size, compiled, where, rounds):
         results.replace(rows)
     print_rows(results, where, **settings)
