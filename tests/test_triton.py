@@ -98,13 +98,6 @@ def test_tables_per_head_or_none(shape, tables):
 
 
 @interpreted
-@pytest.mark.parametrize("tables", ["shared", "per head"])
-def test_tables_of_several_chunks(tables):
-    """2 (1 + 67) - 2 relative vectors: more than the kernels that skew them take at once."""
-    assert_as_good_as_eager(random_inputs(1, 1, 67, 1, 4, 1, tables), torch.float32, 1, 4)
-
-
-@interpreted
 @pytest.mark.parametrize("shape", [(2, 3, 5, 2, 20, 3), (2, 8, 8, 2, 20, 8), (1, 8, 9, 1, 20, 6)], ids=str)
 def test_half_precision_matches_float64(shape):
     assert_as_good_as_eager(random_inputs(*shape), torch.float16, shape[3], shape[4])

@@ -28,35 +28,38 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 class Tile(NamedTuple):
-    """How a kernel is cut: queries and keys of a tile, and triton's launch options."""
+    """How a kernel is cut: queries and keys of a tile, and triton's launch options.
+
+    At most 2 warps: with 4, triton 3.6 and later turn the products into Hopper's wgmma, which then reads beyond the
+    shared memory of operands as small as these (illegal memory access, found by compute-sanitizer).
+    """
 
     queries: int
     keys: int
     warps: int
     stages: int
+    registers: int | None = None
 
 
 def forward_tile(pixels: int, depth: int, itemsize: int) -> Tile:
     """pixels of the map, the deeper of key and value heads padded, bytes of an element."""
     if itemsize == 4 or depth > 64:
-        return Tile(32, 32, 4, 1)
-    if pixels <= 256:
-        return Tile(64, 32, 4, 2)
-    return Tile(64, 64, 4, 2)
+        return Tile(16, 32, 2, 1)
+    return Tile(32, 64, 2, 2)
 
 
 def query_tile(pixels: int, depth: int, itemsize: int) -> Tile:
     """The backward kernel of the queries. It reads back what it wrote: stages must stay 1."""
     if itemsize == 4 or depth > 64:
-        return Tile(32, 32, 4, 1)
-    return Tile(64, 32, 4, 1)
+        return Tile(16, 32, 2, 1)
+    return Tile(32, 32, 2, 1)
 
 
 def key_tile(pixels: int, depth: int, itemsize: int) -> Tile:
     """The backward kernel of keys and values."""
     if itemsize == 4 or depth > 64:
-        return Tile(32, 32, 4, 1)
-    return Tile(64, 64, 4, 1)
+        return Tile(16, 32, 2, 1)
+    return Tile(32, 64, 2, 1)
 
 
 def why_not(
@@ -93,7 +96,7 @@ def attend_forward(
     qkv: Tensor, tables: Tensor | None, num_heads: int, key_channels: int
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """qkv [batch, height, width, 2*dk + dv], tables ([heads,] 2*height - 1 + 2*width - 1, dk / heads)
-    -> the output [batch, height, width, dv] and the base-2 log-sum-exp [batch, heads, height * width]."""
+    -> the output [batch, height, width, dv] and the log-sum-exp [batch, heads, 2, height * width] in two parts."""
     from . import triton_kernels
 
     problem = _Problem(qkv, tables, num_heads, key_channels)
@@ -229,6 +232,7 @@ class _Problem:
             # Finite, because the products spread it with zeros: far below any logit, within the dtype.
             "OUTSIDE": -60000.0 if qkv.dtype == torch.float16 else -1e30,
             "SCALE": math.log2(math.e) / math.sqrt(depth),
+            "EXACT": qkv.dtype == torch.float32,
         }
 
     @property
@@ -237,9 +241,9 @@ class _Problem:
         return {
             **self.layout,
             "TABLES_PER_HEAD": self.tables.dim() == 3,
-            "BLOCK_M": 64,
-            "OFFSETS": min(128, _padded(self.length)),
-            "num_warps": 4,
+            "REL": _padded(self.height + self.width),
+            "BLOCK_M": 16,
+            "num_warps": 2,
             "enable_fp_fusion": True,
         }
 
@@ -259,6 +263,7 @@ class _Problem:
             "KEY_COLS": columns,
             "num_warps": tile.warps,
             "num_stages": tile.stages,
+            "maxnreg": tile.registers,
             "enable_fp_fusion": True,  # the scale and the maximum enter a logit in one instruction
         }
 
@@ -283,7 +288,7 @@ def _padded(size: int) -> int:
 def _empty_forward(qkv: Tensor, num_heads: int, key_channels: int) -> tuple[Tensor, Tensor]:
     batch, height, width, channels = qkv.shape
     out = qkv.new_empty((batch, height, width, channels - 2 * key_channels))
-    return out, qkv.new_empty((batch, num_heads, height * width), dtype=torch.float32)
+    return out, qkv.new_empty((batch, num_heads, 2, height * width), dtype=torch.float32)
 
 
 def _empty_backward(qkv: Tensor, tables: Tensor | None) -> tuple[Tensor, Tensor]:

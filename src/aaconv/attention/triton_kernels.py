@@ -2,7 +2,7 @@
 
 Queries come in tiles of BLOCK_M consecutive pixels, keys in tiles of KEY_ROWS x KEY_COLS pixels ("slots"). A query has
 H + W relative logits, q_i . rel_h[y - iy] for every row y and q_i . rel_w[x - ix] for every column x; `relative_logits`
-leaves them in scratch, skewed from offsets to places by the address it stores to. Going down a column of key tiles, the
+leaves them in scratch: one product with all relative vectors, skewed from offsets to places by a gather. Going down a column of key tiles, the
 columns' logits stay the same: they are what the product q k^T accumulates onto, and cost nothing. The rows' logits of a
 tile, KEY_ROWS a query, are spread over its slots by a product with a constant one-hot matrix. So a logit needs no
 arithmetic beside the matrix units but its exponential, for any map and any tile.
@@ -39,22 +39,40 @@ def one_hot(index, SIZE: tl.constexpr, dtype: tl.constexpr):
 
 
 @triton.jit
-def places_of(offset, iy, ix, H: tl.constexpr, W: tl.constexpr):
-    """Where the logit of a relative vector stands among a query's H + W, and whether it is on the map."""
-    of_row = offset < 2 * H - 1
-    place = offset + tl.where(of_row, iy - (H - 1), ix - (H + W - 2))
-    return place, tl.where(of_row, (place >= 0) & (place < H), (place >= H) & (place < H + W))
+def load_log_sum(lse, pixel, valid, PIXELS: tl.constexpr):
+    """The largest logit of every query, and the logarithm of the sum over that; queries outside weigh nothing."""
+    peak = tl.load(lse + pixel, mask=valid, other=float("inf"))
+    return peak, tl.load(lse + PIXELS + pixel, mask=valid, other=0.0)
+
+
+@triton.jit
+def weigh(s, peak, log_total, SCALE: tl.constexpr, EXACT: tl.constexpr):
+    """The weights of logits s. In float32 the two parts are taken off one by one: their sum would round them."""
+    if EXACT:
+        return tl.exp2((s * SCALE - peak) - log_total)
+    return tl.exp2(s * SCALE - (peak + log_total))
+
+
+@triton.jit
+def load_tables(
+    tables, head, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, REL: tl.constexpr,
+    TABLES_PER_HEAD: tl.constexpr,
+):  # fmt: skip
+    """[2 REL, D_PAD]: the 2H - 1 relative vectors of the rows, then the 2W - 1 of the columns."""
+    LENGTH: tl.constexpr = 2 * H + 2 * W - 2
+    offset = tl.arange(0, 2 * REL)
+    base = tables + (head * (LENGTH * D) if TABLES_PER_HEAD else 0)
+    return load_pixels(base, offset * D, offset < LENGTH, D, D_PAD)
 
 
 @triton.jit
 def relative_logits(
     qkv, tables, scratch, first_image_head,
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    TABLES_PER_HEAD: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, OFFSETS: tl.constexpr,
+    HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, REL: tl.constexpr,
+    TABLES_PER_HEAD: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """scratch [heads in this launch, H W, H + W]. One program an (image, head, query tile)."""
-    LENGTH: tl.constexpr = 2 * H + 2 * W - 2
+    """scratch [heads in this launch, H W, H + W]. One program an (image, head, query tile). REL is H + W padded."""
     tiles: tl.constexpr = (H * W + BLOCK_M - 1) // BLOCK_M
     local_image_head = (tl.program_id(0) // tiles).to(tl.int64)  # int64: a batch may hold more than 2**31 elements
     image_head = local_image_head + first_image_head
@@ -65,14 +83,12 @@ def relative_logits(
     inside = pixel < H * W
     q_base = qkv + (image_head // HEADS) * STRIDE_B + head * D
     q = load_pixels(q_base, iy * STRIDE_H + ix * STRIDE_W, inside, D, D_PAD)
-    table_base = tables + (head * (LENGTH * D) if TABLES_PER_HEAD else 0)
-    rows = scratch + local_image_head * (H * W * (H + W)) + pixel[:, None] * (H + W)
-    for start in range(0, LENGTH, OFFSETS):
-        offset = start + tl.arange(0, OFFSETS)
-        vectors = load_pixels(table_base, offset * D, offset < LENGTH, D, D_PAD)
-        logits = tl.dot(q, tl.trans(vectors), input_precision=PRECISION)
-        place, exists = places_of(offset[None, :], iy[:, None], ix[:, None], H, W)
-        tl.store(rows + place, logits.to(scratch.dtype.element_ty), mask=inside[:, None] & exists)
+    vectors = load_tables(tables, head, H, W, D, D_PAD, REL, TABLES_PER_HEAD)
+    by_offset = tl.dot(q, tl.trans(vectors), input_precision=PRECISION)
+    place = tl.arange(0, REL)[None, :]
+    offset = place + tl.where(place < H, H - 1 - iy[:, None], H + W - 2 - ix[:, None])
+    logits = tl.gather(by_offset, tl.minimum(tl.maximum(offset, 0), 2 * REL - 1), 1)
+    store_pixels(scratch + local_image_head * (H * W * (H + W)), pixel * (H + W), inside, logits, H + W, REL)
 
 
 @triton.jit
@@ -81,10 +97,11 @@ def attend_forward(
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     D_PAD: tl.constexpr, DV_PAD: tl.constexpr,
-    RELATIVE: tl.constexpr, OUTSIDE: tl.constexpr, SCALE: tl.constexpr, PRECISION: tl.constexpr,
+    RELATIVE: tl.constexpr, OUTSIDE: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr,
 ):  # fmt: skip
-    """One program an (image, head, query tile). OUTSIDE is the logit of a slot beyond the map's edge."""
+    """One program an (image, head, query tile). OUTSIDE is the logit of a slot beyond the map's edge; lse is
+    [image_heads, 2, H W]: the largest logit and the logarithm of the sum over that, both in base 2."""
     SLOTS: tl.constexpr = KEY_ROWS * KEY_COLS
     tiles: tl.constexpr = (H * W + BLOCK_M - 1) // BLOCK_M
     local_image_head = (tl.program_id(0) // tiles).to(tl.int64)
@@ -108,6 +125,9 @@ def attend_forward(
 
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     mixed = tl.zeros([BLOCK_M, DV_PAD], tl.float32)
+    keys = k_base + (key_row * STRIDE_H + key_col * STRIDE_W)[:, None] + tl.arange(0, D_PAD)[None, :]
+    values = v_base + (key_row * STRIDE_H + key_col * STRIDE_W)[:, None] + depth[None, :]
+    in_depth = (tl.arange(0, D_PAD) < D)[None, :]
     for x0 in range(0, W, KEY_COLS):
         jx = x0 + key_col
         on_map = inside[:, None] & (jx < W)[None, :]
@@ -117,10 +137,12 @@ def attend_forward(
             columns = tl.where(on_map, 0.0, OUTSIDE)
         for y0 in range(0, H, KEY_ROWS):
             jy = y0 + key_row
-            valid = (jy < H) & (jx < W)
-            place = jy * STRIDE_H + jx * STRIDE_W
-            k = load_pixels(k_base, place, valid, D, D_PAD)
-            v = load_pixels(v_base, place, valid, DV, DV_PAD)
+            valid = (jx < W)[:, None]
+            if H % KEY_ROWS != 0:
+                valid = valid & (jy < H)[:, None]
+            step = y0 * STRIDE_H + x0 * STRIDE_W
+            k = tl.load(keys + step, mask=valid & in_depth, other=0.0)
+            v = tl.load(values + step, mask=valid & (depth < DV)[None, :], other=0.0)
             s = tl.dot(q, tl.trans(k), columns, input_precision=PRECISION)
             if RELATIVE:
                 rows = tl.load(
@@ -139,7 +161,8 @@ def attend_forward(
     total = tl.sum(tl.where((depth == DV)[None, :], mixed, 0.0), 1)
     out_base = out + image * (H * W * HEADS * DV) + head * DV
     store_pixels(out_base, pixel * (HEADS * DV), inside, mixed / total[:, None], DV, DV_PAD)
-    tl.store(lse + image_head * (H * W) + pixel, peak + tl.log2(total), mask=inside)
+    tl.store(lse + image_head * (2 * H * W) + pixel, peak, mask=inside)
+    tl.store(lse + image_head * (2 * H * W) + H * W + pixel, tl.log2(total), mask=inside)
 
 
 @triton.jit
@@ -148,7 +171,7 @@ def attend_backward_queries(
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     D_PAD: tl.constexpr, DV_PAD: tl.constexpr,
-    RELATIVE: tl.constexpr, OUTSIDE: tl.constexpr, SCALE: tl.constexpr, PRECISION: tl.constexpr,
+    RELATIVE: tl.constexpr, OUTSIDE: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr, COLS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the queries, without the relative part, and of their relative logits, as float32 in grad_scratch
@@ -173,7 +196,7 @@ def attend_backward_queries(
     q = load_pixels(q_base, (pixel // W) * STRIDE_H + (pixel % W) * STRIDE_W, inside, D, D_PAD)
     do = load_pixels(grad_out + out_offset, pixel * (HEADS * DV), inside, DV, DV_PAD)
     o = load_pixels(out + out_offset, pixel * (HEADS * DV), inside, DV, DV_PAD)
-    row_lse = tl.load(lse + image_head * PIXELS + pixel, mask=inside, other=float("inf"))
+    peak, log_total = load_log_sum(lse + image_head * (2 * PIXELS), pixel, inside, PIXELS)
     row_delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
     tl.store(delta + local_image_head * PIXELS + pixel, row_delta, mask=inside)
 
@@ -210,7 +233,7 @@ def attend_backward_queries(
                 s = tl.dot(rows, spread_rows, s, input_precision=PRECISION)
             elif H % KEY_ROWS != 0:
                 s = tl.where((jy < H)[None, :], s, OUTSIDE)
-            p = tl.exp2(s * SCALE - row_lse[:, None])
+            p = weigh(s, peak[:, None], log_total[:, None], SCALE, EXACT)
             ds = p * tl.dot(do, tl.trans(v), less_delta, input_precision=PRECISION)
             ds = ds.to(q.dtype)
             grad_q = tl.dot(ds, k, grad_q, input_precision=PRECISION)
@@ -230,20 +253,13 @@ def attend_backward_queries(
 
 
 @triton.jit
-def load_by_offset(grad_logits, pixel, offset, H: tl.constexpr, W: tl.constexpr):
-    """[pixels, offsets] of a scratch [H W, H + W]: places back to offsets, zero where they leave the map."""
-    place, exists = places_of(offset[None, :], (pixel // W)[:, None], (pixel % W)[:, None], H, W)
-    mask = (pixel < H * W)[:, None] & exists
-    return tl.load(grad_logits + pixel[:, None] * (H + W) + place, mask=mask, other=0.0)
-
-
-@triton.jit
 def relative_backward(
     qkv, tables, grad_qkv, grad_tables, grad_scratch, first_image_head,
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr,
+    HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    D_PAD: tl.constexpr, REL: tl.constexpr,
     TABLES_PER_HEAD: tl.constexpr, SCALE: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, OFFSETS: tl.constexpr, SPLITS: tl.constexpr,
+    BLOCK_M: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """grad_scratch into the gradients of the queries (added to what is there) and of the tables. One program an
     (image, head, split): it walks over its query tiles and owns its slice of grad_tables
@@ -256,37 +272,31 @@ def relative_backward(
     image_head = local_image_head + first_image_head
     head = (image_head % HEADS).to(tl.int32)
     image = image_head // HEADS
-    table_base = tables + (head * (LENGTH * D) if TABLES_PER_HEAD else 0)
-    partial_base = grad_tables + (image_head * SPLITS + split) * (LENGTH * D)
-    q_base = qkv + image * STRIDE_B + head * D
     grad_base = grad_qkv + image * (H * W * GRAD_W) + head * D
     grad_logits = grad_scratch + local_image_head * (H * W * (H + W))
-    if LENGTH > OFFSETS:
-        # The queries first: in one sum over all offsets. The tables below, offsets by offsets.
-        for start in range(split * BLOCK_M, H * W, SPLITS * BLOCK_M):
-            pixel = start + tl.arange(0, BLOCK_M)
-            grad_q = load_pixels(grad_base, pixel * GRAD_W, pixel < H * W, D, D_PAD).to(tl.float32)
-            for offset_start in range(0, LENGTH, OFFSETS):
-                offset = offset_start + tl.arange(0, OFFSETS)
-                vectors = load_pixels(table_base, offset * D, offset < LENGTH, D, D_PAD)
-                by_offset = load_by_offset(grad_logits, pixel, offset, H, W).to(vectors.dtype)
-                grad_q += tl.dot(by_offset, vectors, input_precision=PRECISION) * (SCALE * LN2)
-            store_pixels(grad_base, pixel * GRAD_W, pixel < H * W, grad_q, D, D_PAD)
-    for offset_start in range(0, LENGTH, OFFSETS):
-        offset = offset_start + tl.arange(0, OFFSETS)
-        vectors = load_pixels(table_base, offset * D, offset < LENGTH, D, D_PAD)
-        grad_vectors = tl.zeros([OFFSETS, D_PAD], tl.float32)
-        for start in range(split * BLOCK_M, H * W, SPLITS * BLOCK_M):
-            pixel = start + tl.arange(0, BLOCK_M)
-            inside = pixel < H * W
-            q = load_pixels(q_base, (pixel // W) * STRIDE_H + (pixel % W) * STRIDE_W, inside, D, D_PAD)
-            by_offset = load_by_offset(grad_logits, pixel, offset, H, W).to(q.dtype)
-            grad_vectors = tl.dot(tl.trans(by_offset), q, grad_vectors, input_precision=PRECISION)
-            if LENGTH <= OFFSETS:
-                grad_q = load_pixels(grad_base, pixel * GRAD_W, inside, D, D_PAD).to(tl.float32)
-                grad_q += tl.dot(by_offset, vectors, input_precision=PRECISION) * (SCALE * LN2)
-                store_pixels(grad_base, pixel * GRAD_W, inside, grad_q, D, D_PAD)
-        store_pixels(partial_base, offset * D, offset < LENGTH, grad_vectors * (SCALE * LN2), D, D_PAD)
+    vectors = load_tables(tables, head, H, W, D, D_PAD, REL, TABLES_PER_HEAD)
+    grad_vectors = tl.zeros([2 * REL, D_PAD], tl.float32)
+    offset = tl.arange(0, 2 * REL)
+    of_row = (offset < 2 * H - 1)[None, :]
+    for start in range(split * BLOCK_M, H * W, SPLITS * BLOCK_M):
+        pixel = start + tl.arange(0, BLOCK_M)
+        iy = (pixel // W)[:, None]
+        ix = (pixel % W)[:, None]
+        inside = pixel < H * W
+        q_base = qkv + image * STRIDE_B + head * D
+        q = load_pixels(q_base, (pixel // W) * STRIDE_H + (pixel % W) * STRIDE_W, inside, D, D_PAD)
+        by_place = load_pixels(grad_logits, pixel * (H + W), inside, H + W, REL)
+        # the skew undone: by row and column -> by relative offset
+        place = offset[None, :] + tl.where(of_row, iy - (H - 1), ix - (H + W - 2))
+        exists = tl.where(of_row, (place >= 0) & (place < H), (place >= H) & (place < H + W))
+        by_offset = tl.gather(by_place, tl.minimum(tl.maximum(place, 0), REL - 1), 1)
+        by_offset = tl.where(exists, by_offset, 0.0).to(q.dtype)
+        grad_q = tl.dot(by_offset, vectors, input_precision=PRECISION) * (SCALE * LN2)
+        grad_q += load_pixels(grad_base, pixel * GRAD_W, inside, D, D_PAD).to(tl.float32)
+        store_pixels(grad_base, pixel * GRAD_W, inside, grad_q, D, D_PAD)
+        grad_vectors = tl.dot(tl.trans(by_offset), q, grad_vectors, input_precision=PRECISION)
+    base = grad_tables + (image_head * SPLITS + split) * (LENGTH * D)
+    store_pixels(base, offset * D, offset < LENGTH, grad_vectors * (SCALE * LN2), D, D_PAD)
 
 
 @triton.jit
@@ -295,7 +305,7 @@ def attend_backward_keys(
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     D_PAD: tl.constexpr, DV_PAD: tl.constexpr,
-    RELATIVE: tl.constexpr, OUTSIDE: tl.constexpr, SCALE: tl.constexpr, PRECISION: tl.constexpr,
+    RELATIVE: tl.constexpr, OUTSIDE: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Gradients of keys and values. One program an (image, head, key tile); logits are [slots, queries] here.
@@ -342,14 +352,14 @@ def attend_backward_keys(
         inside = pixel < PIXELS
         q = load_pixels(q_base, (pixel // W) * STRIDE_H + (pixel % W) * STRIDE_W, inside, D, D_PAD)
         do = load_pixels(do_base, pixel * (HEADS * DV), inside, DV, DV_PAD)
-        row_lse = tl.load(lse + image_head * PIXELS + pixel, mask=inside, other=float("inf"))
+        peak, log_total = load_log_sum(lse + image_head * (2 * PIXELS), pixel, inside, PIXELS)
         row_delta = tl.load(delta + local_image_head * PIXELS + pixel, mask=inside, other=0.0)
         s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
         if RELATIVE:
             base = scratch + local_image_head * (PIXELS * (H + W)) + pixel[:, None] * (H + W)
             relative = tl.load(base + place[None, :], mask=inside[:, None] & exists[None, :], other=0.0)
             s = tl.dot(spread, tl.trans(relative), s, input_precision=PRECISION)
-        p = tl.exp2(s * SCALE - row_lse[None, :])
+        p = weigh(s, peak[None, :], log_total[None, :], SCALE, EXACT)
         grad_v = tl.dot(p.to(v.dtype), do, grad_v, input_precision=PRECISION)
         dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
         ds = (p * (dp - row_delta[None, :])).to(k.dtype)
