@@ -1,7 +1,7 @@
 """`aaconv doctor`: what this machine can run, and which attention backend each model would take, and why."""
 
 import platform
-from importlib import metadata
+from importlib import import_module
 
 import torch
 from rich.table import Table
@@ -54,9 +54,9 @@ def print_report() -> None:
 def machine() -> dict[str, str]:
     """What is installed and what is there."""
     return {
-        "aaconv": f"{__version__}, python {platform.python_version()}, timm {metadata.version('timm')}",
+        "aaconv": f"{__version__}, python {platform.python_version()}, timm {version_of('timm')}",
         "torch": f"{torch.__version__}, {torch.get_num_threads()} threads",
-        "triton": _version("triton") or "not installed: the fused kernels cannot run",
+        "triton": version_of("triton") or "not installed: the fused kernels cannot run",
         "gpu": _gpu(),
     }
 
@@ -111,10 +111,11 @@ def _gpu() -> str:
     return "none" + ("" if torch.version.cuda else ": this torch is built without CUDA")
 
 
-def _version(package: str) -> str | None:
+def version_of(package: str) -> str | None:
+    """The version of an installed package, None where there is none."""
     try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
+        return import_module(package).__version__
+    except ImportError:
         return None
 
 

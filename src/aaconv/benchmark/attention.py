@@ -11,7 +11,6 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
@@ -221,7 +220,9 @@ def flex_attend(qkv: Tensor, rel_h: Tensor, rel_w: Tensor, *, num_heads: int, ke
 
 
 def _padded(part: Tensor) -> Tensor:
-    return F.pad(part, (0, max(16, 1 << (part.shape[-1] - 1).bit_length()) - part.shape[-1]))
+    depth = part.shape[-1]
+    zeros = part.new_zeros(*part.shape[:-1], max(16, 1 << (depth - 1).bit_length()) - depth)
+    return torch.cat([part, zeros], dim=-1)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

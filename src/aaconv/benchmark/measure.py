@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from statistics import quantiles
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -108,7 +108,7 @@ def graphed(call: Call, *, repeats: int = 1, pool: tuple[int, int] | None = None
     return replay
 
 
-def compile_apart(function: Callable[..., Tensor], **options: bool) -> Callable[..., Tensor]:
+def compile_apart(function: Callable[..., Tensor], **options: Any) -> Callable[..., Tensor]:
     """torch.compile under a code object of its own.
 
     torch keeps compiled code by code object: functions that share one would try each other's guards at every call.

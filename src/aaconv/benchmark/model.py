@@ -120,6 +120,7 @@ def measure(
     for network in networks:
         with torch.device("meta"):
             network.build(size)  # a wrong name or option is found out now
+    torch.backends.cudnn.benchmark = True  # as everybody trains: the best algorithm of each convolution is looked up
     progress, cases = Progress(), []
     pool = torch.cuda.graph_pool_handle() if device.type == "cuda" else None
     rounds = rounds or (20 if device.type == "cuda" else 5)

@@ -8,7 +8,6 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
-from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ import torch
 from rich.table import Table
 
 from ..cost import console
+from ..doctor import version_of
 from ..files import replacing
 from ..version import __version__
 
@@ -33,11 +33,7 @@ class Progress:
 def environment(device: torch.device) -> dict[str, Any]:
     """What the figures depend on."""
     found: dict[str, Any] = {"aaconv": __version__, "commit": _commit(), "python": platform.python_version()}
-    for package in ("torch", "triton", "timm"):
-        try:
-            found[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            found[package] = None
+    found |= {package: version_of(package) for package in ("torch", "triton", "timm")}
     found["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     found["cuda"] = torch.version.cuda if device.type == "cuda" else None
     found["threads"] = torch.get_num_threads()
