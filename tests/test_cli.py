@@ -85,6 +85,7 @@ def test_a_misspelt_word_suggests_the_nearest(arguments, suggestion, capsys):
         (["plot", "params", "-o", "figure.gif"], ".png or .svg"),
         (["bench", "attention", "--device", "cpu", "--shapes", "14"], "128:14x14:20/3"),
         (["bench", "layer", "--batch", "0"], "at least 1"),
+        (["bench", "model", "--rounds", "two"], "at least 1"),
         (["bench", "layer", "--json", "/dev/null/result.json"], "/dev/null"),
     ],
 )

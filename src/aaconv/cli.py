@@ -110,8 +110,8 @@ def _add(
 
 def _add_layer(benches: Any) -> None:
     layer = _add(benches, "layer", _bench_layer, "AAConv2d on every backend beside nn.Conv2d", "--sizes 32 --json")
-    layer.add_argument("--sizes", type=int, nargs="+", default=[14, 28, 32], metavar="N", help="maps of N x N")
-    layer.add_argument("--batch", type=int, default=8, metavar="N", help="default: 8")
+    layer.add_argument("--sizes", type=_positive, nargs="+", default=[14, 28, 32], metavar="N", help="maps of N x N")
+    layer.add_argument("--batch", type=_positive, default=8, metavar="N", help="default: 8")
     _add_common(layer)
 
 
@@ -167,8 +167,8 @@ def _add_table2(benches: Any) -> None:
 
 
 def _add_network(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--batch", type=int, default=128, metavar="N", help="default: 128")
-    parser.add_argument("--size", type=int, default=224, metavar="N", help="images of N x N, default: 224")
+    parser.add_argument("--batch", type=_positive, metavar="N", help="default: 128, on the processor 2")
+    parser.add_argument("--size", type=_positive, default=224, metavar="N", help="images of N x N, default: 224")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="without torch.compile")
     _add_common(parser)
 
@@ -177,10 +177,16 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--device", choices=("cuda", "cpu"), metavar="device", help="cuda or cpu; default: what is there"
     )
-    parser.add_argument("--rounds", type=int, metavar="N", help="how often each variant is timed")
+    parser.add_argument("--rounds", type=_positive, metavar="N", help="how often each variant is timed")
     parser.add_argument(
         "--json", nargs="?", const="-", metavar="FILE", help="JSON to FILE after every row, or instead of the table"
     )
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a whole number, at least 1, got {text!r}")
+    return int(text)
 
 
 def _table_number(text: str) -> int | str:

@@ -23,8 +23,6 @@ def run(
     json_to: str | None = None,
 ) -> None:
     """Measure maps of size x size for each of `sizes` and print a table."""
-    if batch < 1 or min(sizes) < 1:
-        raise ValueError(f"--batch and --sizes must be at least 1, got {batch} and {sizes}")
     where, rounds = pick_device(device), rounds or 9
     settings = {"batch": batch, "channels": CHANNELS, "kernel_size": 3, **ATTENTION, "rounds": rounds}
     results, progress = Results("layer", where, json_to, **settings), Progress()

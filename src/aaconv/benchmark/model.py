@@ -84,7 +84,7 @@ class Case:
 def run(
     models: list[str],
     *,
-    batch: int = 128,
+    batch: int | None = None,
     size: int = 224,
     phases: list[str] | None = None,
     compiled: bool = True,
@@ -95,6 +95,7 @@ def run(
     """Measure these models and print a table; the first is what the others are compared with."""
     where = pick_device(device, needs_gpu="bench model")
     networks, phases = [Network.parse(text) for text in models], phases or ["infer", "train"]
+    batch = batch or default_batch(where)
     settings = {"batch": batch, "size": size, "compiled": compiled}
     results = Results("model", where, json_to, **settings)
     for rows in measure(networks, phases, batch, size, compiled, where, rounds):
@@ -115,8 +116,6 @@ def measure(
 
     Every timing is over interleaved rounds of all networks that are ready.
     """
-    if batch < 1 or size < 1:
-        raise ValueError(f"--batch and --size must be at least 1, got {batch} and {size}")
     for network in networks:
         with torch.device("meta"):
             network.build(size)  # a wrong name or option is found out now
@@ -138,6 +137,10 @@ def measure(
     progress(f"timing, {rounds} rounds")
     yield _rows(cases, device, rounds=rounds)
     progress("done")
+
+
+def default_batch(device: torch.device) -> int:
+    return 128 if device.type == "cuda" else 2
 
 
 def _prepare(
