@@ -31,3 +31,32 @@ def ptx(name, shape, dtype):
     places = {(kernel.arg_names.index(argument),): value for argument, value in constants.items()}
     source = ASTSource(fn=kernel, signature=signature, constexprs=places)
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+
+
+KERNELS = ["relative_logits", "attend_forward", "attend_backward_queries", "relative_backward", "attend_backward_keys"]
+SHAPES = [(2, 14, 14, 8, 20, 3), (2, 32, 32, 8, 20, 2)]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_no_kernel_uses_wgmma(kernel, shape):
+    """Triton 3.6 and 3.7 let it read beyond the shared memory of operands as small as ours."""
+    assembly = ptx(kernel, shape, torch.bfloat16)
+    assert "mma.sync" in assembly
+    assert "wgmma" not in assembly
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1, 4, 1), (2, 7, 7, 8, 20, 6), (1, 64, 64, 8, 20, 3), (1, 128, 128, 8, 64, 64)]
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_tiles_have_few_warps_and_fit_their_rows(shape, dtype):
+    batch, height, width, heads, depth, value_depth = shape
+    qkv = torch.empty(batch, height, width, heads * (2 * depth + value_depth), dtype=dtype, device="meta")
+    tables = torch.empty(2 * (height + width) - 2, depth, dtype=dtype, device="meta")
+    problem = triton_backend._Problem(qkv, tables, heads, heads * depth)
+    for kernel in KERNELS:
+        constants = problem.launch_constants(kernel)
+        assert constants["num_warps"] <= 2
+        assert constants.get("KEY_ROWS", 1) <= 16

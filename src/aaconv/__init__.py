@@ -1,5 +1,6 @@
 """Attention augmented convolutions for PyTorch: convolutional networks that also attend."""
 
+from . import models
 from .attention import attend_2d, default_backend, set_default_backend
 from .augment import augment
 from .layer import AAConv1d, AAConv2d, attention_channels
@@ -13,5 +14,6 @@ __all__ = [
     "attention_channels",
     "augment",
     "default_backend",
+    "models",
     "set_default_backend",
 ]

@@ -8,9 +8,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from . import eager, sdpa
+from . import eager, sdpa, triton_backend
 
-BACKENDS = {"sdpa": sdpa, "eager": eager}
+BACKENDS = {"triton": triton_backend, "sdpa": sdpa, "eager": eager}
 """Every backend by name, fastest first: a module with why_not(...) and attend(...)."""
 
 _log = logging.getLogger("aaconv")
@@ -37,7 +37,7 @@ def attend_2d(
     with rel_h [2*height - 1, dk / num_heads] (index 0 is the offset -(height - 1)) or one such table a head
     [num_heads, 2*height - 1, dk / num_heads], rel_w alike; both None leave the relative term out.
 
-    backend: "eager", "sdpa", or None for the fastest that can run here (see set_default_backend). A named backend that
+    backend: "triton", "sdpa", "eager", or None for the fastest that can run here (see set_default_backend). A named backend that
     cannot run raises ValueError with the reason.
     """
     _check(qkv, rel_h, rel_w, num_heads, key_channels)

@@ -38,28 +38,33 @@ class Tile(NamedTuple):
     keys: int
     warps: int
     stages: int
-    registers: int | None = None
 
 
 def forward_tile(pixels: int, depth: int, itemsize: int) -> Tile:
-    """pixels of the map, the deeper of key and value heads padded, bytes of an element."""
+    """Fastest of a sweep on an H200, by the pixels of a map, the padded depth of a head and the bytes of an element."""
     if itemsize == 4 or depth > 64:
         return Tile(16, 32, 2, 1)
-    return Tile(32, 64, 2, 2)
+    if pixels <= 64:
+        return Tile(64, 32, 1, 1)
+    return Tile(32, 32, 2, 1) if pixels <= 256 else Tile(64, 64, 2, 3)
 
 
 def query_tile(pixels: int, depth: int, itemsize: int) -> Tile:
-    """The backward kernel of the queries. It reads back what it wrote: stages must stay 1."""
+    """The backward kernel of the queries."""
     if itemsize == 4 or depth > 64:
         return Tile(16, 32, 2, 1)
-    return Tile(32, 32, 2, 1)
+    if pixels <= 64:
+        return Tile(64, 64, 2, 1)
+    return Tile(32, 32, 1, 2) if pixels <= 256 else Tile(32, 64, 2, 2)
 
 
 def key_tile(pixels: int, depth: int, itemsize: int) -> Tile:
     """The backward kernel of keys and values."""
     if itemsize == 4 or depth > 64:
         return Tile(16, 32, 2, 1)
-    return Tile(32, 64, 2, 1)
+    if pixels <= 64:
+        return Tile(16, 64, 2, 1)
+    return Tile(32, 128, 2, 2) if pixels <= 1024 else Tile(16, 128, 2, 2)
 
 
 def why_not(
@@ -101,13 +106,13 @@ def attend_forward(
 
     problem = _Problem(qkv, tables, num_heads, key_channels)
     out, lse = _empty_forward(qkv, num_heads, key_channels)
-    tile = forward_tile(*problem.traits)
     scratch = problem.new_scratch(qkv.dtype)
     with problem.device():
         for first, heads_now in problem.chunks():
             _write_relative_logits(triton_kernels, problem, scratch, first, heads_now)
-            triton_kernels.attend_forward[(heads_now * _ceil(problem.pixels, tile.queries),)](
-                problem.qkv, scratch, out, lse, first, **problem.constants, **problem.tile_constants(tile)
+            constants = problem.launch_constants("attend_forward")
+            triton_kernels.attend_forward[(heads_now * _ceil(problem.pixels, constants["BLOCK_M"]),)](
+                problem.qkv, scratch, out, lse, first, **constants
             )
     return out, lse
 
@@ -128,27 +133,17 @@ def attend_backward(
     problem = _Problem(qkv, tables, num_heads, key_channels)
     grad_qkv, grad_tables = _empty_backward(qkv, tables)
     grad_out = grad_out.contiguous()
-    q_tile, k_tile = query_tile(*problem.traits), key_tile(*problem.traits)
-    rows, columns = problem.key_shape(k_tile.keys)
     scratch, grad_scratch = problem.new_scratch(qkv.dtype), problem.new_scratch(torch.float32)
     delta = lse.new_empty(problem.heads_at_a_time * problem.pixels)
     partial = lse.new_empty((problem.batch, num_heads, problem.splits, problem.length, key_channels // num_heads))
+    of_queries = problem.launch_constants("attend_backward_queries")
+    of_keys = problem.launch_constants("attend_backward_keys")
+    key_tiles = _ceil(problem.height, of_keys["KEY_ROWS"]) * _ceil(problem.width, of_keys["KEY_COLS"])
     with problem.device():
         for first, heads_now in problem.chunks():
             _write_relative_logits(triton_kernels, problem, scratch, first, heads_now)
-            triton_kernels.attend_backward_queries[(heads_now * _ceil(problem.pixels, q_tile.queries),)](
-                problem.qkv,
-                scratch,
-                out,
-                lse,
-                grad_out,
-                grad_qkv,
-                delta,
-                grad_scratch,
-                first,
-                **problem.constants,
-                **problem.tile_constants(q_tile),
-                COLS=_padded(problem.key_shape(q_tile.keys)[1]),
+            triton_kernels.attend_backward_queries[(heads_now * _ceil(problem.pixels, of_queries["BLOCK_M"]),)](
+                problem.qkv, scratch, out, lse, grad_out, grad_qkv, delta, grad_scratch, first, **of_queries
             )
             if problem.length:
                 triton_kernels.relative_backward[(heads_now * problem.splits,)](
@@ -158,24 +153,10 @@ def attend_backward(
                     partial,
                     grad_scratch,
                     first,
-                    **problem.relative_constants,
-                    DV=problem.constants["DV"],
-                    SCALE=problem.constants["SCALE"],
-                    SPLITS=problem.splits,
+                    **problem.launch_constants("relative_backward"),
                 )
-            triton_kernels.attend_backward_keys[
-                (heads_now * _ceil(problem.height, rows) * _ceil(problem.width, columns),)
-            ](
-                problem.qkv,
-                scratch,
-                lse,
-                grad_out,
-                grad_qkv,
-                delta,
-                first,
-                **problem.constants,
-                **problem.tile_constants(k_tile),
-                WINDOW=_padded(rows + columns),
+            triton_kernels.attend_backward_keys[(heads_now * key_tiles,)](
+                problem.qkv, scratch, lse, grad_out, grad_qkv, delta, first, **of_keys
             )
     if tables is not None:
         torch.sum(partial, (0, 1, 2) if tables.dim() == 2 else (0, 2), out=grad_tables)
@@ -184,7 +165,7 @@ def attend_backward(
 
 def _write_relative_logits(kernels, problem: "_Problem", scratch: Tensor, first: int, heads_now: int) -> None:
     if problem.length:
-        constants = problem.relative_constants
+        constants = problem.launch_constants("relative_logits")
         kernels.relative_logits[(heads_now * _ceil(problem.pixels, constants["BLOCK_M"]),)](
             problem.qkv, problem.tables, scratch, first, **constants
         )
@@ -235,17 +216,30 @@ class _Problem:
             "EXACT": qkv.dtype == torch.float32,
         }
 
-    @property
-    def relative_constants(self) -> dict[str, Any]:
-        """Of the two kernels that work on the relative logits alone."""
-        return {
-            **self.layout,
-            "TABLES_PER_HEAD": self.tables.dim() == 3,
-            "REL": _padded(self.height + self.width),
-            "BLOCK_M": 16,
-            "num_warps": 2,
-            "enable_fp_fusion": True,
-        }
+    def launch_constants(self, kernel: str) -> dict[str, Any]:
+        """The constants and launch options of a kernel, by its name."""
+        # The scale and the largest logit enter an exponential in one instruction.
+        options = {"num_warps": 2, "num_stages": 1, "enable_fp_fusion": True}
+        if kernel.startswith("relative"):
+            relative = _padded(self.height + self.width)
+            constants = {**self.layout, "TABLES_PER_HEAD": self.tables.dim() == 3, "REL": relative}
+            constants["BLOCK_M"] = 32 if relative <= 64 and self.traits[2] < 4 else 16
+            if kernel == "relative_backward":
+                constants |= {name: self.constants[name] for name in ("DV", "SCALE", "EXACT")}
+                constants["SPLITS"] = self.splits
+            return constants | options
+        choose = {"attend_forward": forward_tile, "attend_backward_queries": query_tile}.get(kernel, key_tile)
+        tile = choose(*self.traits)
+        rows, columns = self.key_shape(tile.keys)
+        constants = {**self.constants, "BLOCK_M": tile.queries, "KEY_ROWS": rows, "KEY_COLS": columns}
+        options |= {"num_warps": tile.warps, "num_stages": tile.stages}
+        if kernel == "attend_backward_queries":
+            constants["COLS"] = _padded(columns)
+            if columns < self.width:
+                options["num_stages"] = 1  # it reads back what it wrote in the column of tiles before: no prefetching
+        if kernel == "attend_backward_keys":
+            constants["WINDOW"] = _padded(rows + columns)
+        return constants | options
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """(first, how many) of the image-heads of every launch."""
@@ -254,18 +248,6 @@ class _Problem:
 
     def new_scratch(self, dtype: torch.dtype) -> Tensor:
         return self.qkv.new_empty(self.heads_at_a_time * self.relative_size, dtype=dtype)
-
-    def tile_constants(self, tile: Tile) -> dict[str, Any]:
-        rows, columns = self.key_shape(tile.keys)
-        return {
-            "BLOCK_M": tile.queries,
-            "KEY_ROWS": rows,
-            "KEY_COLS": columns,
-            "num_warps": tile.warps,
-            "num_stages": tile.stages,
-            "maxnreg": tile.registers,
-            "enable_fp_fusion": True,  # the scale and the maximum enter a logit in one instruction
-        }
 
     def key_shape(self, keys: int) -> tuple[int, int]:
         """Rows (at most 16) and columns of a key tile: the powers of two that pad the map least, then the widest."""

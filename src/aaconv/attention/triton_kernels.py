@@ -2,10 +2,10 @@
 
 Queries come in tiles of BLOCK_M consecutive pixels, keys in tiles of KEY_ROWS x KEY_COLS pixels ("slots"). A query has
 H + W relative logits, q_i . rel_h[y - iy] for every row y and q_i . rel_w[x - ix] for every column x; `relative_logits`
-leaves them in scratch: one product with all relative vectors, skewed from offsets to places by a gather. Going down a column of key tiles, the
-columns' logits stay the same: they are what the product q k^T accumulates onto, and cost nothing. The rows' logits of a
-tile, KEY_ROWS a query, are spread over its slots by a product with a constant one-hot matrix. So a logit needs no
-arithmetic beside the matrix units but its exponential, for any map and any tile.
+leaves them in scratch: one product with all relative vectors, skewed from offsets to places by a gather. Going down a
+column of key tiles, the columns' logits stay the same: they are what the product q k^T accumulates onto, and cost
+nothing. The rows' logits of a tile, KEY_ROWS a query, are spread over its slots by a product with a constant one-hot
+matrix. So a logit needs no arithmetic beside the matrix units but its exponential, for any map and any tile.
 Logits are kept unscaled; SCALE = log2(e) / sqrt(D) enters with the exponential, which is in base 2, and so is `lse`.
 """
 
@@ -36,6 +36,14 @@ def store_pixels(base, pixel_offset, valid, value, DEPTH: tl.constexpr, DEPTH_PA
 def one_hot(index, SIZE: tl.constexpr, dtype: tl.constexpr):
     """[SIZE, slots]: a one in each column, at its index."""
     return tl.where(tl.arange(0, SIZE)[:, None] == index[None, :], 1.0, 0.0).to(dtype)
+
+
+@triton.jit
+def add_product(total, a, b, PRECISION: tl.constexpr, EXACT: tl.constexpr):
+    """total + a b. In float32 the product is summed apart: one long chain of additions would lose digits."""
+    if EXACT:
+        return total + tl.dot(a, b, input_precision=PRECISION)
+    return tl.dot(a, b, total, input_precision=PRECISION)
 
 
 @triton.jit
@@ -155,7 +163,7 @@ def attend_forward(
             v = tl.where((depth == DV)[None, :], 1.0, v).to(v.dtype)
             new_peak = tl.maximum(peak, tl.max(s, 1) * SCALE)
             p = tl.exp2(s * SCALE - new_peak[:, None])
-            mixed = tl.dot(p.to(v.dtype), v, mixed * tl.exp2(peak - new_peak)[:, None], input_precision=PRECISION)
+            mixed = add_product(mixed * tl.exp2(peak - new_peak)[:, None], p.to(v.dtype), v, PRECISION, EXACT)
             peak = new_peak
 
     total = tl.sum(tl.where((depth == DV)[None, :], mixed, 0.0), 1)
@@ -236,9 +244,9 @@ def attend_backward_queries(
             p = weigh(s, peak[:, None], log_total[:, None], SCALE, EXACT)
             ds = p * tl.dot(do, tl.trans(v), less_delta, input_precision=PRECISION)
             ds = ds.to(q.dtype)
-            grad_q = tl.dot(ds, k, grad_q, input_precision=PRECISION)
+            grad_q = add_product(grad_q, ds, k, PRECISION, EXACT)
             if RELATIVE:
-                grad_columns = tl.dot(ds, gather_cols, grad_columns, input_precision=PRECISION)
+                grad_columns = add_product(grad_columns, ds, gather_cols, PRECISION, EXACT)
                 grad_rows = tl.dot(ds, gather_rows, input_precision=PRECISION)
                 own = in_rows & (row < KEY_ROWS)[None, :]
                 pointers = grad_scratch + places + (y0 + row)[None, :]
@@ -258,7 +266,7 @@ def relative_backward(
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     D_PAD: tl.constexpr, REL: tl.constexpr,
-    TABLES_PER_HEAD: tl.constexpr, SCALE: tl.constexpr, PRECISION: tl.constexpr,
+    TABLES_PER_HEAD: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """grad_scratch into the gradients of the queries (added to what is there) and of the tables. One program an
@@ -294,7 +302,7 @@ def relative_backward(
         grad_q = tl.dot(by_offset, vectors, input_precision=PRECISION) * (SCALE * LN2)
         grad_q += load_pixels(grad_base, pixel * GRAD_W, inside, D, D_PAD).to(tl.float32)
         store_pixels(grad_base, pixel * GRAD_W, inside, grad_q, D, D_PAD)
-        grad_vectors = tl.dot(tl.trans(by_offset), q, grad_vectors, input_precision=PRECISION)
+        grad_vectors = add_product(grad_vectors, tl.trans(by_offset), q, PRECISION, EXACT)
     base = grad_tables + (image_head * SPLITS + split) * (LENGTH * D)
     store_pixels(base, offset * D, offset < LENGTH, grad_vectors * (SCALE * LN2), D, D_PAD)
 
@@ -360,10 +368,10 @@ def attend_backward_keys(
             relative = tl.load(base + place[None, :], mask=inside[:, None] & exists[None, :], other=0.0)
             s = tl.dot(spread, tl.trans(relative), s, input_precision=PRECISION)
         p = weigh(s, peak[None, :], log_total[None, :], SCALE, EXACT)
-        grad_v = tl.dot(p.to(v.dtype), do, grad_v, input_precision=PRECISION)
+        grad_v = add_product(grad_v, p.to(v.dtype), do, PRECISION, EXACT)
         dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
         ds = (p * (dp - row_delta[None, :])).to(k.dtype)
-        grad_k = tl.dot(ds, q, grad_k, input_precision=PRECISION)
+        grad_k = add_product(grad_k, ds, q, PRECISION, EXACT)
 
     grad_base = grad_qkv + image * GRAD_B
     offset = (jy * W + jx) * GRAD_W
