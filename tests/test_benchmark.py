@@ -122,6 +122,15 @@ def test_a_path_that_cannot_be_written_is_found_out_first(tmp_path):
         Results("layer", CPU, str(tmp_path / "file" / "result.json"))
 
 
+def test_old_results_stay_until_there_are_new_ones(tmp_path):
+    path = tmp_path / "result.json"
+    path.write_text("old")
+    results = Results("layer", CPU, str(path))
+    assert path.read_text() == "old"
+    results.add({"new": 1})
+    assert json.loads(path.read_text())["rows"] == [{"new": 1}]
+
+
 def test_layer_measures_every_backend(tmp_path, capsys):
     layer.run([6], 1, device="cpu", rounds=2, json_to=str(tmp_path / "layer.json"))
     rows = {row["layer"]: row for row in json.loads((tmp_path / "layer.json").read_text())["rows"]}

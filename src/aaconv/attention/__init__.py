@@ -37,8 +37,8 @@ def attend_2d(
     with rel_h [2*height - 1, dk / num_heads] (index 0 is the offset -(height - 1)) or one such table a head
     [num_heads, 2*height - 1, dk / num_heads], rel_w alike; both None leave the relative term out.
 
-    backend: "triton", "sdpa", "eager", or None for the fastest that can run here (see set_default_backend). A named backend that
-    cannot run raises ValueError with the reason.
+    backend: "triton", "sdpa", "eager", or None for the fastest that can run here (see set_default_backend). A named
+    backend that cannot run raises ValueError with the reason.
     """
     _check(qkv, rel_h, rel_w, num_heads, key_channels)
     arguments = {"num_heads": num_heads, "key_channels": key_channels}

@@ -59,7 +59,11 @@ class Results:
         self.head = {"benchmark": benchmark, "environment": environment(device), "settings": settings}
         self.rows: list[dict[str, Any]] = []
         self.json_to = json_to
-        self.save()  # a path that cannot be written is found out now, not after the measurements
+        if json_to not in (None, "-"):
+            # A path that cannot be written is found out now, not after the measurements; old results stay till then.
+            Path(json_to).parent.mkdir(parents=True, exist_ok=True)
+            with open(json_to, "a"):
+                pass
 
     def add(self, *rows: dict[str, Any]) -> None:
         self.rows += rows
