@@ -17,8 +17,9 @@ $(READY): pyproject.toml
 demo: setup
 	$(BIN)/aaconv demo
 
+# One thread a worker: the workers take the cores.
 test: setup
-	$(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
 
 lint: setup
 	$(BIN)/ruff check .
