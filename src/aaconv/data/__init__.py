@@ -1,0 +1,24 @@
+"""Images on their way to a network: data sets by name, augmentation, and loaders that give batches on a device."""
+
+from .datasets import ArrayDataset, Dataset, FileDataset, open_dataset
+from .loaders import DeviceLoader, Loader, WorkerLoader, make_loader
+from .transforms import CropAndFlip, Normalize, cifar_train, inception_eval, inception_train
+from .unreadable import Skipped, UnreadableImage
+
+__all__ = [
+    "ArrayDataset",
+    "CropAndFlip",
+    "Dataset",
+    "DeviceLoader",
+    "FileDataset",
+    "Loader",
+    "Normalize",
+    "Skipped",
+    "UnreadableImage",
+    "WorkerLoader",
+    "cifar_train",
+    "inception_eval",
+    "inception_train",
+    "make_loader",
+    "open_dataset",
+]

@@ -1,0 +1,122 @@
+"""`shapes`: a data set drawn from a seed, in which the label is a relation between two small objects far apart.
+
+Each image shows two objects on a noisy grey ground, one near the left edge and one near the right, each a square, a
+disc, a cross or a triangle in red, green, blue or yellow. The label: have the two the same colour? Kinds, sizes, places
+and shades say nothing about it, and neither does the colour of one object alone: each of the four is as likely under
+either label.
+
+So a network that only looks locally must fail. Between the objects there are at least `gap(size)` empty columns (14 of
+32), and no window of that width sees both. If such windows are averaged and classified linearly, as in ResNets, the
+score is a sum a(left object) + b(right object). Take any two objects that differ in colour only, i and j: the cases
+(i, i), (j, j) are "same", (i, j), (j, i) "different", and the scores of the former have the same sum as those of the
+latter, so that at least one of the four is on the wrong side of any threshold. These quadruples, equally weighted,
+make up the whole data set: three of four images is the best that such a network can reach. Attention lets each object
+look at the other; a convolutional network needs depth, until its windows span the image.
+
+The boxes and kinds of the objects come with the images, for detection. Mirroring an image keeps its label; cropping may
+cut an object off.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+CLASSES = ("different colours", "same colour")
+KINDS = ("square", "disc", "cross", "triangle")
+COLOURS = {"red": (225, 50, 50), "green": (40, 190, 70), "blue": (60, 90, 235), "yellow": (235, 205, 45)}
+MIN_SIZE = 24
+SHADE, NOISE = 20, 16  # how far an object's colour, and a pixel, may be off in 0..255
+
+_CHUNK = 2048  # images drawn at once; image i is the same however many are drawn
+
+
+class Drawing(NamedTuple):
+    """`images` uint8 [number, size, size, 3], `labels` int64 [number], the objects' `boxes` float32 [number, 2, 4] as
+    x0, y0, x1, y1 in pixels (ends excluded) and their `kinds` int64 [number, 2], left object first."""
+
+    images: Tensor
+    labels: Tensor
+    boxes: Tensor
+    kinds: Tensor
+
+
+def draw(number: int, size: int = 32, *, seed: int = 0) -> Drawing:
+    """The first `number` images of the endless sequence that belongs to `seed` and `size`."""
+    if number < 1:
+        raise ValueError(f"number must be at least 1, got {number}")
+    if size < MIN_SIZE:
+        raise ValueError(f"size must be at least {MIN_SIZE} pixels, got {size}")
+    if seed < 0:
+        raise ValueError(f"seed must be at least 0, got {seed}")
+    chunks = [_draw_chunk(np.random.default_rng([seed, size, start]), size) for start in range(0, number, _CHUNK)]
+    return Drawing(*(torch.from_numpy(np.concatenate(parts)[:number]) for parts in zip(*chunks, strict=True)))
+
+
+def sides(size: int) -> tuple[int, ...]:
+    """The sides an object can have, in pixels."""
+    middle = round(size * 6 / 32)
+    return middle - 1, middle, middle + 1
+
+
+def strip(size: int) -> int:
+    """The width of the strip at either edge that holds an object."""
+    return max(sides(size)) + size // 16
+
+
+def gap(size: int) -> int:
+    """The number of columns in the middle that no object touches."""
+    return size - 2 * strip(size)
+
+
+def _draw_chunk(random: np.random.Generator, size: int) -> tuple[np.ndarray, ...]:
+    number, palette = _CHUNK, np.array(list(COLOURS.values()))
+    labels = random.integers(2, size=number)
+    left = random.integers(len(palette), size=number)
+    another = (left + random.integers(1, len(palette), size=number)) % len(palette)
+    colours = np.stack([left, np.where(labels == 1, left, another)], axis=1)
+    kinds = random.integers(len(KINDS), size=(number, 2))
+    which = random.integers(len(sides(size)), size=(number, 2))
+    side = np.array(sides(size))[which]
+
+    x = random.integers(strip(size) - side + 1)
+    x[:, 1] += size - strip(size)
+    y = random.integers(size - side + 1)
+    shades = palette[colours] + random.integers(-SHADE, SHADE + 1, size=(number, 2, 3))
+
+    ground = random.integers(40, 110, size=(number, 1, 1, 1), dtype=np.uint8)
+    images = np.broadcast_to(ground, (number, size, size, 3)).copy()
+    # The stencils are padded to the largest side: reach that far beyond the image, and cut it off again.
+    stencils = _stencils(size)
+    reach = stencils.shape[-1]
+    canvas = np.pad(images, ((0, 0), (0, reach), (0, reach), (0, 0)))
+    offsets = np.arange(reach)
+    for one in range(2):
+        image, row, column = np.nonzero(stencils[kinds[:, one], which[:, one]])
+        canvas[image, y[image, one] + offsets[row], x[image, one] + offsets[column]] = shades[image, one]
+    images = canvas[:, :size, :size].astype(np.int16)
+    images += random.integers(2 * NOISE + 1, size=images.shape, dtype=np.uint8)
+    images -= NOISE
+    boxes = np.stack([x, y, x + side, y + side], axis=-1)
+    return images.clip(0, 255).astype(np.uint8), labels, boxes.astype(np.float32), kinds
+
+
+def _stencils(size: int) -> np.ndarray:
+    """bool [kind, side, reach, reach]: each kind in each side, in the upper left corner, touching all four edges."""
+    reach = max(sides(size))
+    stencils = np.zeros((len(KINDS), len(sides(size)), reach, reach), dtype=bool)
+    for number, side in enumerate(sides(size)):
+        y, x = np.mgrid[:side, :side]
+        middle = (side - 1) / 2
+        across, down = abs(x - middle), abs(y - middle)
+        arm = max(side // 6, 1) - side % 2 / 2
+        forms = (
+            np.ones((side, side), dtype=bool),
+            across**2 + down**2 <= (side / 2) ** 2 + 0.25,
+            np.minimum(across, down) <= arm,
+            2 * across <= y + (side - 1) % 2,
+        )
+        for kind, form in enumerate(forms):
+            stencils[kind, number, :side, :side] = form
+    return stencils
