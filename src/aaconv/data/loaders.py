@@ -169,8 +169,6 @@ class WorkerLoader(Loader):
         keys = ([(order[place], epoch, place) for place in places[self._places(step)]] for step in steps)
         self._epoch.keys = keys
         for step, (images, labels, unreadable) in zip(steps, self._loader, strict=True):
-            if self._epoch.keys is not keys:
-                raise RuntimeError("another epoch of this loader was begun: it can deliver one at a time")
             for name, reason in unreadable:
                 self.skipped.add(UnreadableImage(name, reason))
             if labels is None:
@@ -184,6 +182,8 @@ class WorkerLoader(Loader):
                 images, labels = images[filled], labels[filled]
             images, labels = (tensor.to(self.device, non_blocking=True) for tensor in (images, labels))
             yield self.normalize(images), labels
+            if self._epoch.keys is not keys:
+                raise RuntimeError("another epoch of this loader was begun: it can deliver one at a time")
 
 
 class _Epoch:

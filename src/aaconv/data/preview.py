@@ -1,0 +1,133 @@
+"""A sheet of examples of a data set, with class names, and boxes where there are any: `aaconv data preview NAME`."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from textwrap import shorten
+
+import torch
+from matplotlib import rc_context
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Rectangle
+from timm.data import ImageNetInfo
+from torch import Tensor
+
+from ..files import replacing
+from .datasets import Dataset, open_dataset
+from .unreadable import Skipped, UnreadableImage
+
+INK, PALE, BOX = "#222222", "#6b6b6b", "#ffffff"
+STYLE = {"font.family": "sans-serif", "font.size": 9, "text.color": INK}
+CELL, SIDE, CAPTION, HEADER, MARGIN = 1.3, 1.18, 0.22, 0.85, 0.3  # inches
+MAX_COUNT = 400
+LETTERS = 21  # what fits under an image
+
+
+def save(
+    name: str,
+    path: str | Path,
+    *,
+    data_dir: str | Path | None = None,
+    split: str = "train",
+    count: int = 24,
+    seed: int = 0,
+) -> Path:
+    """Draw `count` examples, chosen (and for shapes drawn) by the seed, into an image file that is replaced whole."""
+    path = Path(path)
+    if path.suffix.lower() not in (".png", ".jpg", ".webp", ".svg", ".pdf"):
+        raise ValueError(f"the file must end in .png, .jpg, .webp, .svg or .pdf, got {str(path)!r}")
+    if not 1 <= count <= MAX_COUNT:
+        raise ValueError(f"count must be 1 to {MAX_COUNT}, got {count}")
+    if seed < 0:
+        raise ValueError(f"seed must be at least 0, got {seed}")
+    options = {"seed": seed} if name == "shapes" else {}
+    dataset = open_dataset(name, data_dir, split, **options)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with rc_context(STYLE), replacing(path) as draft:
+        sheet(dataset, split, count=count, seed=seed).savefig(draft, dpi=160, facecolor="white")
+    return path
+
+
+def sheet(dataset: Dataset, split: str, *, count: int, seed: int) -> Figure:
+    """A grid of examples under a line about the data set; unreadable images are skipped like in training."""
+    examples = _examples(dataset, min(count, len(dataset)), seed)
+    columns = min(len(examples), max(4, math.ceil(math.sqrt(1.5 * len(examples)))))
+    rows = math.ceil(len(examples) / columns)
+    width = max(columns * CELL - (CELL - SIDE), 4.5) + 2 * MARGIN
+    height = rows * (CELL + CAPTION) + HEADER + MARGIN / 2
+    figure = Figure(figsize=(width, height))
+    figure.text(MARGIN / width, 1 - 0.42 / height, dataset.name, fontsize=15, fontweight="bold", va="baseline")
+    figure.text(MARGIN / width, 1 - 0.66 / height, _about(dataset, split, examples), color=PALE, va="baseline")
+    for number, (index, image, label) in enumerate(examples):
+        row, column = divmod(number, columns)
+        left = MARGIN + column * CELL
+        top = HEADER + row * (CELL + CAPTION)
+        axes = figure.add_axes((left / width, 1 - (top + SIDE) / height, SIDE / width, SIDE / height))
+        _show(axes, image, class_title(dataset.classes[label]))
+        _draw_boxes(axes, dataset, index)
+    return figure
+
+
+def class_title(name: str) -> str:
+    """A class as people call it: ImageNet's n01440764 is a tench."""
+    if len(name) == 9 and name[0] == "n" and name[1:].isdecimal():
+        try:
+            return ImageNetInfo("imagenet-22k").label_name_to_description(name).split(",")[0]
+        except KeyError:
+            return name
+    return name.replace("_", " ")
+
+
+def _examples(dataset: Dataset, count: int, seed: int) -> list[tuple[int, Tensor, int]]:
+    order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist()
+    skipped, examples = Skipped(), []
+    for index in order:
+        try:
+            examples.append((index, *dataset[index]))
+        except UnreadableImage as image:
+            skipped.add(image)
+        if len(examples) == count:
+            break
+    if not examples:
+        name, reason = next(iter(skipped.reasons.items()))
+        raise OSError(f"none of the {len(skipped)} images of {dataset.name} can be read; the first is {name}: {reason}")
+    return examples
+
+
+def _about(dataset: Dataset, split: str, examples: list[tuple[int, Tensor, int]]) -> str:
+    sizes = {tuple(image.shape[1:]) for _, image, _ in examples}
+    size = "{1} x {0} pixels".format(*next(iter(sizes))) if len(sizes) == 1 else "of many sizes"
+    images = "training images" if split == "train" else "test images"
+    return f"{len(dataset):,} {images} in {len(dataset.classes):,} classes, {size}"
+
+
+def _show(axes: Axes, image: Tensor, title: str) -> None:
+    small = image.shape[-1] < 100
+    axes.imshow(image.permute(1, 2, 0).numpy(), interpolation="nearest" if small else "antialiased")
+    axes.axis("off")
+    text = shorten(title, LETTERS, placeholder="…") if " " in title else title
+    text = text if len(text) <= LETTERS else text[: LETTERS - 1] + "…"
+    axes.annotate(text, (0.5, 0), (0, -4), "axes fraction", "offset points", ha="center", va="top", fontsize=8)
+
+
+def _draw_boxes(axes: Axes, dataset: Dataset, index: int) -> None:
+    if getattr(dataset, "boxes", None) is None:
+        return
+    width, height = dataset.images.shape[2], dataset.images.shape[1]
+    for (x0, y0, x1, y1), kind in zip(dataset.boxes[index].tolist(), dataset.kinds[index].tolist(), strict=True):
+        # Pixel i covers i - 0.5 to i + 0.5; half a pixel of air lets the object's edge be seen, inside the image.
+        x0, y0 = (max(start - 1, -0.2) for start in (x0, y0))
+        x1, y1 = min(x1, width - 0.8), min(y1, height - 0.8)
+        axes.add_patch(Rectangle((x0, y0), x1 - x0, y1 - y0, fill=False, edgecolor=BOX, linewidth=0.9))
+        at_left, below = x0 < width / 2, y1 < 0.85 * height
+        axes.text(
+            max(x0, 0.2) if at_left else min(x1, width - 1.2),
+            y1 + 0.6 if below else y0 - 0.6,
+            dataset.kind_names[kind],
+            color=BOX,
+            fontsize=6,
+            ha="left" if at_left else "right",
+            va="top" if below else "bottom",
+        )
