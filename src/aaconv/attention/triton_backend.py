@@ -71,11 +71,16 @@ def why_not(
     qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads: int, key_channels: int
 ) -> str | None:
     """None if the kernels can take these arguments, else the reason."""
-    depth = max(key_channels, qkv.shape[3] - 2 * key_channels) // num_heads
     if not HAS_TRITON:
         return "triton is not installed"
+    # Before the sizes: torch.export would take a question about a symbolic size for a bound on it.
+    if qkv.device.type != "cuda" and not INTERPRETED:
+        return f"device {qkv.device.type} is not cuda (TRITON_INTERPRET=1 interprets the kernels on the cpu)"
     if qkv.dtype not in DTYPES:
         return f"dtype {qkv.dtype} is not one of bfloat16, float16, float32"
+    if qkv.device.type != "cuda" and qkv.dtype == torch.bfloat16:
+        return "triton's interpreter has no products of bfloat16"
+    depth = max(key_channels, qkv.shape[3] - 2 * key_channels) // num_heads
     if depth > MAX_DEPTH:
         return f"a head of {depth} channels is larger than {MAX_DEPTH}"
     if max(qkv.shape[1], qkv.shape[2]) > MAX_SIDE:
@@ -84,10 +89,7 @@ def why_not(
         major, minor = _capability(qkv.device.index or 0)
         if major < 8:
             return f"compute capability {major}.{minor} is below 8.0"
-        return None
-    if not INTERPRETED:
-        return f"device {qkv.device.type} is not cuda (TRITON_INTERPRET=1 interprets the kernels on the cpu)"
-    return "triton's interpreter has no products of bfloat16" if qkv.dtype == torch.bfloat16 else None
+    return None
 
 
 def attend(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads: int, key_channels: int) -> Tensor:
