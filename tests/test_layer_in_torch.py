@@ -10,7 +10,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from aaconv import AAConv2d
+from aaconv import AAConv1d, AAConv2d
 
 SMALL = {"num_heads": 4, "value_ratio": 0.25, "min_key_channels_per_head": 3}
 VARIANTS = [
@@ -68,11 +68,23 @@ def test_export_with_dynamic_batch_height_and_width(variant, strict):
     layer = small(**variant, size=(7, 7)).eval()
     batch, height, width = (torch.export.Dim(name, min=low, max=512) for name, low in (("b", 1), ("h", 8), ("w", 8)))
     program = torch.export.export(
-        layer, (torch.randn(2, 6, 9, 11),), dynamic_shapes={"x": {0: batch, 2: height, 3: width}}, strict=strict
+        layer, (torch.randn(2, 6, 9, 11),), dynamic_shapes={"input": {0: batch, 2: height, 3: width}}, strict=strict
     )
-    for shape in [(1, 6, 8, 8), (3, 6, 14, 9), (5, 6, 31, 40)]:
+    module = program.module()
+    for shape in [(1, 6, 8, 8), (3, 6, 14, 9), (5, 6, 31, 40), (1, 6, 8, 150)]:
         x = torch.randn(shape)
-        torch.testing.assert_close(program.module()(x), layer(x))
+        torch.testing.assert_close(module(x), layer(x))
+
+
+@pytest.mark.parametrize("variant", [{}, {"padding": 0}, {"stride": 2, "downsample": True}], ids=str)
+def test_export_of_a_sequence_with_dynamic_length(variant):
+    layer = AAConv1d(6, 16, 3, **SMALL, **variant, size=7).eval()
+    # AUTO: torch cannot prove of a named range that a strided length is never 1.
+    dynamic = {0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO}
+    module = torch.export.export(layer, (torch.randn(2, 6, 9),), dynamic_shapes={"input": dynamic}).module()
+    for shape in [(1, 6, 8), (3, 6, 200)]:
+        x = torch.randn(shape)
+        torch.testing.assert_close(module(x), layer(x))
 
 
 @each_variant

@@ -18,7 +18,7 @@ from torch.nn.parameter import UninitializedParameter, is_lazy
 
 from .attention import attend_2d, attention_maps, known_backend
 from .position import fit_table, make_position
-from .sizes import attention_channels
+from .sizes import attention_channels, check_groups, in_each_dimension, resolve_channels
 
 __all__ = ["AAConv1d", "AAConv2d", "attention_channels"]
 
@@ -88,13 +88,17 @@ class AAConv2d(nn.Module):
     ) -> None:
         super().__init__()
         self.in_channels, self.out_channels, self.groups, self.num_heads = in_channels, out_channels, groups, num_heads
-        self.kernel_size, self.stride, self.dilation = map(self._tuple, (kernel_size, stride, dilation))
+        self.kernel_size = self._tuple("kernel_size", kernel_size)
+        self.stride = self._tuple("stride", stride)
+        self.dilation = self._tuple("dilation", dilation)
         if padding is None:
             padding = tuple(d * (k // 2) for k, d in zip(self.kernel_size, self.dilation, strict=True))
-        self.padding = padding if isinstance(padding, str) else self._tuple(padding)
+        self.padding = padding if isinstance(padding, str) else self._tuple("padding", padding, least=0)
+        if isinstance(padding, str) and padding not in ("same", "valid"):
+            raise ValueError(f"padding must be a number of pixels, 'same' or 'valid', got padding={padding!r}")
         self.padding_mode = padding_mode
         self._pads_to_same = padding == "same"
-        self.key_channels, self.value_channels = _resolve_channels(
+        self.key_channels, self.value_channels = resolve_channels(
             out_channels,
             num_heads,
             key_channels,
@@ -116,12 +120,7 @@ class AAConv2d(nn.Module):
         factory = {"device": device, "dtype": dtype}
         self.conv = None
         if conv_channels := out_channels - self.value_channels:
-            if conv_channels % groups:
-                raise ValueError(
-                    f"the {conv_channels} channels left to the convolution (out_channels={out_channels} less "
-                    f"value_channels={self.value_channels}) must be divisible by groups={groups}; "
-                    f"choose value_channels so"
-                )
+            check_groups(out_channels, self.value_channels, num_heads, groups)
             self.conv = self._conv_class(
                 in_channels,
                 conv_channels,
@@ -137,7 +136,7 @@ class AAConv2d(nn.Module):
         dk, dv = self.key_channels, self.value_channels
         self.qkv = nn.Conv2d(in_channels + self.position.extra_channels, 2 * dk + dv, 1, bias=attention_bias, **factory)
         self.project = nn.Conv2d(dv, dv, 1, bias=attention_bias, **factory)
-        self._make_tables(None if size is None else self._map_size(size), factory)
+        self._make_tables(None if size is None else self._map_pair(self._tuple("size", size)), factory)
 
     @classmethod
     def from_conv(cls, conv: nn.Conv2d, *, pads_itself: bool = False, **options: Any) -> "AAConv2d":
@@ -146,6 +145,16 @@ class AAConv2d(nn.Module):
         pads_itself: its forward pads to "same" whatever its padding attribute says (timm's Conv2dSame).
         """
         weight = conv.weight
+        if is_lazy(weight):
+            raise ValueError("the convolution is lazy: its weights are not made yet; run a forward first")
+        own = dict(conv.named_parameters(recurse=False))
+        for name in ("weight", "bias"):
+            if name not in own and getattr(conv, name) is not None:
+                raise ValueError(
+                    f"the convolution computes its {name} from other parameters (parametrized, normalised or pruned), "
+                    f"which cannot be cut to fewer channels; make that permanent first, as "
+                    f"torch.nn.utils.parametrize.remove_parametrizations does"
+                )
         layer = cls(
             conv.in_channels,
             conv.out_channels,
@@ -165,16 +174,14 @@ class AAConv2d(nn.Module):
             layer.conv = _first_channels(conv, layer.conv.out_channels)
         return layer.train(conv.training)
 
-    def forward(self, x: Tensor) -> Tensor:
-        if x.dim() != self._dimensions + 2 or x.shape[1] != self.in_channels:
-            expected = ["batch", str(self.in_channels), "height", "width"] if self._dimensions == 2 else None
-            expected = expected or ["batch", str(self.in_channels), "length"]
-            raise ValueError(f"expected input [{', '.join(expected)}], got shape {list(x.shape)}")
-        attended = self._attend(x)
-        return attended if self.conv is None else torch.cat([self.conv(x), attended], dim=1)
+    def forward(self, input: Tensor) -> Tensor:
+        self._check_input(input)
+        attended = self._attend(input)
+        return attended if self.conv is None else torch.cat([self.conv(input), attended], dim=1)
 
     def attention_maps(self, x: Tensor) -> Tensor:
         """The weight pixel i gives to pixel j: [batch, num_heads, HW (i), HW (j)] at the attention's resolution."""
+        self._check_input(x)
         self.make_tables(*self._as_map(x).shape[-2:])
         qkv = self._project_in(self._pool_to_output(self._as_map(x))[0])
         return attention_maps(qkv, *self._tables(qkv), num_heads=self.num_heads, key_channels=self.key_channels)
@@ -196,7 +203,8 @@ class AAConv2d(nn.Module):
     def make_tables(self, height: int, width: int) -> None:
         """Make tables that are still lazy for inputs of height x width, without a forward; others stay as they are."""
         if is_lazy(self.rel_w):
-            self._infer_parameters(self, (torch.empty(1, self.in_channels, height, width, device="meta"),))
+            map_seen = torch.empty(1, self.in_channels, height, width, device="meta")
+            self._infer_parameters(self, (self._from_map(map_seen),))
 
     @property
     def size(self) -> tuple[int, int] | None:
@@ -220,6 +228,16 @@ class AAConv2d(nn.Module):
             f"num_heads={self.num_heads}, key_channels={self.key_channels}, value_channels={self.value_channels}, "
             f"position={self.position_name!r}, size={size}, downsample={self.downsample}"
         )
+
+    def _check_input(self, x: Tensor) -> None:
+        if x.dim() != self._dimensions + 2 or x.shape[1] != self.in_channels:
+            axes = "height, width" if self._dimensions == 2 else "length"
+            raise ValueError(f"expected input [batch, {self.in_channels}, {axes}], got shape {list(x.shape)}")
+        if min(self.output_size(*self._as_map(x).shape[-2:])) < 1:
+            raise ValueError(
+                f"an input of shape {list(x.shape)} is too small for kernel_size={self.kernel_size}, "
+                f"padding={self.padding}, dilation={self.dilation}: no output pixel is left"
+            )
 
     def _attend(self, x: Tensor) -> Tensor:
         pooled, out_size = self._pool_to_output(self._as_map(x))
@@ -325,20 +343,11 @@ class AAConv2d(nn.Module):
 
     # What a map is in one and in two dimensions: the attention itself is always two-dimensional.
 
-    def _tuple(self, value: Pair) -> tuple[int, ...]:
-        values = (value,) * self._dimensions if isinstance(value, int) else tuple(value)
-        if len(values) != self._dimensions:
-            raise ValueError(f"expected an int or {self._dimensions} of them, got {value}")
-        return values
+    def _tuple(self, name: str, value: Pair, least: int = 1) -> tuple[int, ...]:
+        return in_each_dimension(name, value, self._dimensions, least)
 
     def _map_pair(self, values: tuple[int, ...]) -> tuple[int, int]:
         return (*((1,) * (2 - len(values))), *values)
-
-    def _map_size(self, size: Pair) -> tuple[int, int]:
-        pair = self._map_pair(self._tuple(size))
-        if min(pair) < 1:
-            raise ValueError(f"size must be positive, got size={size}")
-        return pair
 
     def _table_axes(self) -> tuple[tuple[str, int], ...]:
         return (("rel_h", 0), ("rel_w", 1))[2 - self._dimensions :]
@@ -375,11 +384,13 @@ class AAConv1d(AAConv2d):
 class _LazyTables(LazyModuleMixin):
     """Until the first forward: the relative tables take their size from the map that arrives."""
 
-    def initialize_parameters(self, x: Tensor) -> None:
+    def initialize_parameters(self, input: Tensor) -> None:
         if not self.has_uninitialized_params():
             return  # a checkpoint brought the tables
-        size = self.attention_size(*(x if x.dim() == 4 else self._as_map(x)).shape[-2:])
-        with torch.no_grad():
+        self._check_input(input)
+        size = self.attention_size(*self._as_map(input).shape[-2:])
+        # Never inference tensors: autograd refuses to save those for a backward.
+        with torch.inference_mode(False), torch.no_grad():
             for name, axis in self._table_axes():
                 getattr(self, name).materialize(self._table_shape(size[axis]))
             self._draw_tables()
@@ -393,64 +404,17 @@ class _LazyAAConv1d(_LazyTables, AAConv1d):
     cls_to_become = AAConv1d
 
 
-def _resolve_channels(
-    out_channels: int,
-    num_heads: int,
-    key_channels: int | None,
-    value_channels: int | None,
-    key_ratio: float | None,
-    value_ratio: float | None,
-    min_key_channels_per_head: int,
-    min_value_channels_per_head: int,
-) -> tuple[int, int]:
-    """Explicit channels or rounded ratios, checked: (key_channels, value_channels)."""
-    rounded = attention_channels(
-        out_channels,
-        num_heads,
-        key_ratio=0.2 if key_ratio is None else key_ratio,
-        value_ratio=0.1 if value_ratio is None else value_ratio,
-        min_key_channels_per_head=min_key_channels_per_head,
-        min_value_channels_per_head=min_value_channels_per_head,
-    )
-    resolved = []
-    for name, channels, ratio, from_ratio in (
-        ("key", key_channels, key_ratio, rounded[0]),
-        ("value", value_channels, value_ratio, rounded[1]),
-    ):
-        if channels is not None and ratio is not None and channels != from_ratio:
-            raise ValueError(
-                f"{name}_channels={channels} contradicts {name}_ratio={ratio}, which gives {from_ratio} of "
-                f"out_channels={out_channels}; pass only one of them"
-            )
-        result = from_ratio if channels is None else channels
-        if result % num_heads:
-            raise ValueError(
-                f"{name}_channels must be divisible by num_heads, got {name}_channels={result}, num_heads={num_heads}; "
-                f"try {result + -result % num_heads}"
-            )
-        if result < 1:
-            raise ValueError(
-                f"the attention branch would be empty: {name}_channels={result} (out_channels={out_channels}, "
-                f"num_heads={num_heads}); try {name}_ratio={num_heads / out_channels:g}, fewer heads, "
-                f"or min_{name}_channels_per_head=1"
-            )
-        resolved.append(result)
-    if resolved[1] > out_channels:
-        raise ValueError(
-            f"value_channels={resolved[1]} is more than out_channels={out_channels}: attention replaces part of the "
-            f"convolution's output; at most value_channels={out_channels - out_channels % num_heads}"
-        )
-    return resolved[0], resolved[1]
-
-
 def _first_channels(conv: nn.Conv2d, channels: int) -> nn.Conv2d:
     """A copy of the convolution with its first output channels only, the first of every group where it has groups."""
     kept = torch.arange(conv.out_channels, device=conv.weight.device).view(conv.groups, -1)
     kept = kept[:, : channels // conv.groups].flatten()
     shortened = copy.deepcopy(conv)
-    for name, parameter in list(shortened.named_parameters(recurse=False)):
-        if parameter.shape[0] == conv.out_channels:
-            part = nn.Parameter(parameter.detach()[kept].clone(), requires_grad=parameter.requires_grad)
-            setattr(shortened, name, part)
+    with torch.no_grad():
+        for name, parameter in list(shortened.named_parameters(recurse=False)):
+            if parameter.shape[:1] == (conv.out_channels,):
+                setattr(shortened, name, nn.Parameter(parameter[kept], requires_grad=parameter.requires_grad))
+        for name, buffer in list(shortened.named_buffers(recurse=False)):
+            if buffer.shape[:1] == (conv.out_channels,):
+                setattr(shortened, name, buffer[kept])
     shortened.out_channels = channels
     return shortened
