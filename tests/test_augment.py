@@ -147,6 +147,8 @@ def test_an_error_leaves_the_model_as_it_was():
         ("layer9.*", 64, r"where='layer9.\*' matches none of the 20 convolutions, such as conv1"),
         (["layer4.1.conv3"], 64, "where names 'layer4.1.conv3', which is no convolution of the model; nearest: layer4"),
         ("layer4.*", (1, 2, 3, 4, 5), "example must be"),
+        ("layer4.*", 64.0, "example must be .*got 64.0"),
+        (3, 64, "where must be a glob, a regular expression, names or a callable, got where=3"),
         ("layer4.*", (5, 64, 64), r"the dry run with an input of shape \[1, 5, 64, 64\] failed"),
     ],
 )
@@ -176,3 +178,78 @@ def test_the_report_reads_as_a_table():
     assert lines[1].split()[:4] == ["layer4.0.conv1", "2", "x", "2"]
     assert lines[-1].startswith("in all")
     assert f"{report.parameters_after:,}" in lines[-1]
+
+
+class Stack(nn.Module):
+    """Two convolutions, the second one given, called in an uncommon way."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.stem, self.conv, self.shift = nn.Conv2d(3, 16, 1), conv, None
+
+    def forward(self, x, y=None):
+        if x.shape[-1] != 8:
+            raise AssertionError
+        if self.shift is None:
+            self.shift = torch.arange(8, device=x.device).to(x.dtype)
+        x = self.stem(x + self.shift)
+        return self.conv(input=x if y is None else x + y)
+
+
+FEW = {"where": "conv", "num_heads": 2, "value_ratio": 0.25}
+
+
+def test_what_a_forward_keeps_is_not_kept_of_the_dry_run():
+    model, _ = augment(Stack(nn.Conv2d(16, 16, 3)), 8, **FEW)
+    assert model.shift is None
+    assert model.conv.size == (6, 6)
+
+
+def test_a_forward_with_several_inputs_takes_several_examples():
+    inputs = torch.randn(2, 3, 6, 8), torch.randn(2, 16, 6, 8)
+    model, report = augment(Stack(nn.Conv2d(16, 16, 3, padding=1)), inputs, **FEW)
+    assert report.replacements[0].size == (6, 8)
+    assert model(*inputs).shape == (2, 16, 6, 8)
+
+
+def test_a_dry_run_that_fails_without_words_names_the_error():
+    with pytest.raises(ValueError, match=r"input of shape \[1, 3, 9, 9\] failed: AssertionError"):
+        augment(Stack(nn.Conv2d(16, 16, 3)), 9, **FEW)
+
+
+def test_a_convolution_with_state_of_its_own_keeps_the_part_of_its_channels():
+    class Quantised(nn.Conv2d):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.temperature = nn.Parameter(torch.ones(()))
+            self.register_buffer("scale", torch.rand(self.out_channels))
+
+        def forward(self, input):
+            return super().forward(input) * self.scale[:, None, None] * self.temperature
+
+    conv, x = Quantised(16, 16, 3), torch.randn(2, 16, 8, 8)
+    model, _ = augment(Stack(conv), 8, **FEW)
+    torch.testing.assert_close(model.conv(x)[:, :12], conv(x)[:, :12])
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm],
+    ids=["weight_norm", "spectral_norm", "older spectral_norm"],
+)
+def test_computed_weights_are_refused_with_a_way_out(wrap):
+    with pytest.raises(ValueError, match="conv: the convolution computes its weight from other parameters"):
+        augment(Stack(wrap(nn.Conv2d(16, 16, 3))), 8, **FEW)
+
+
+def test_lazy_parameters_are_refused_with_a_way_out():
+    with pytest.raises(ValueError, match=r"conv.weight is lazy.*run the model once before"):
+        augment(Stack(nn.LazyConv2d(16, 3)), 8, **FEW)
+
+
+def test_other_convolutions_are_left_alone():
+    model = nn.Sequential(nn.Conv2d(3, 16, 1), nn.ConvTranspose2d(16, 16, 2, 2), nn.Flatten(2), nn.Conv1d(16, 16, 1))
+    augment(model, 8, where="*", num_heads=2, value_ratio=0.25)
+    assert [type(m) for m in model] == [AAConv2d, nn.ConvTranspose2d, nn.Flatten, nn.Conv1d]
+    with pytest.raises(ValueError, match="the model has no Conv2d"):
+        augment(model[1:], 8, where="*")

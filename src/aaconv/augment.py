@@ -1,7 +1,8 @@
 """augment: turn convolutions of any network into attention augmented ones."""
 
+import copy
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
@@ -9,12 +10,14 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
+from torch.nn.parameter import is_lazy
 
 from .layer import AAConv2d
 
 Where = str | re.Pattern[str] | Iterable[str] | Callable[[str, nn.Conv2d], bool]
 Size = tuple[int, int]
+Example = Tensor | int | Sequence[int] | Sequence[Tensor]
 
 
 @dataclass(frozen=True)
@@ -71,7 +74,7 @@ class Report:
 
 def augment(
     model: nn.Module,
-    example: Tensor | int | Sequence[int],
+    example: Example,
     *,
     where: Where,
     downsample: bool | int | Callable[[str, nn.Conv2d, Size], bool | int] = False,
@@ -80,8 +83,9 @@ def augment(
 ) -> tuple[nn.Module, Report]:
     """Put AAConv2d in the place of convolutions of `model`, in place; returns the model and a report.
 
-    example: what the network will see, for the map sizes: a tensor, (height, width), (channels, height, width) or
-        (batch, channels, height, width). A dry run on fake tensors finds the sizes; it costs no memory.
+    example: what the network will see, for the map sizes: a tensor (a tuple of them for a forward that takes several),
+        (height, width), (channels, height, width) or (batch, channels, height, width). A dry run on fake tensors finds
+        the sizes; it costs no memory.
     where: which convolutions: a glob over module names ("layer[234].*.conv2"), a compiled regular expression, a list of
         names, or a callable (name, conv) -> bool. Names that match something else than a convolution are passed over.
     downsample: as in AAConv2d, or a callable (name, conv, (height, width) of its output) -> bool | int.
@@ -129,6 +133,8 @@ def _choose(model: nn.Module, where: Where, grouped: bool) -> dict[nn.Conv2d, li
     for name, conv in convs.items():
         if matches(name, conv) or conv in chosen:
             chosen.setdefault(conv, []).append(name)
+    if not convs:
+        raise ValueError("the model has no Conv2d to augment")
     if not chosen:
         raise ValueError(
             f"where={where!r} matches none of the {len(convs)} convolutions, such as {', '.join([*convs][:4])}"
@@ -150,6 +156,8 @@ def _matcher(where: Where, convs: dict[str, nn.Conv2d]) -> Callable[[str, nn.Con
         return lambda name, conv: where.fullmatch(name) is not None
     if callable(where):
         return where
+    if not isinstance(where, Iterable):
+        raise ValueError(f"where must be a glob, a regular expression, names or a callable, got where={where!r}")
     names = set(where)
     for name in sorted(names - convs.keys()):
         near = get_close_matches(name, convs, n=3)
@@ -165,54 +173,59 @@ def _inside_augmented(model: nn.Module, name: str) -> bool:
     return any(isinstance(model.get_submodule(".".join(parents[:i])), AAConv2d) for i in range(len(parents) + 1))
 
 
-def _map_sizes(
-    model: nn.Module, example: Tensor | int | Sequence[int], convs: Iterable[nn.Conv2d]
-) -> dict[nn.Conv2d, tuple[Size, Size]]:
+def _map_sizes(model: nn.Module, example: Example, convs: Collection[nn.Conv2d]) -> dict[nn.Conv2d, tuple[Size, Size]]:
     """(height, width) into and out of every convolution; the largest where it runs several times."""
+    for name, parameter in model.named_parameters():
+        if is_lazy(parameter):
+            raise ValueError(f"{name} is lazy, so the dry run cannot use it; run the model once before")
     sizes: dict[nn.Conv2d, tuple[Size, Size]] = {}
 
-    def record(conv: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
-        seen = tuple(inputs[0].shape[-2:]), tuple(output.shape[-2:])
-        sizes[conv] = max(sizes.get(conv, seen), seen)
+    def recorder(conv: nn.Conv2d) -> Callable[..., None]:
+        def record(_: nn.Module, inputs: tuple[Tensor, ...], keywords: dict[str, Tensor], output: Tensor) -> None:
+            map_in = inputs[0] if inputs else keywords["input"]
+            seen = tuple(map_in.shape[-2:]), tuple(output.shape[-2:])
+            sizes[conv] = max(sizes.get(conv, seen), seen)
 
-    hooks = [conv.register_forward_hook(record) for conv in convs]
-    training = {module: module.training for module in model.modules()}
+        return record
+
+    inputs = _example_inputs(model, example)
     fake = FakeTensorMode(allow_non_fake_inputs=True)
-    tensors = [*model.named_parameters(), *model.named_buffers()]
+    copied: dict[int, Any] = {}
     try:
-        model.eval()
-        x = _example_like(model, example)
+        # A copy, so that whatever a forward keeps in its modules is not kept in the model.
+        with FakeCopyMode(fake):
+            dry = copy.deepcopy(model, copied).eval()
+        for conv in convs:
+            copied[id(conv)].register_forward_hook(recorder(conv), with_kwargs=True)
         with fake, torch.no_grad():
-            state = {name: fake.from_tensor(tensor) for name, tensor in tensors}
-            # tie_weights would put the fake weights of a module with two names back into the model.
-            torch.func.functional_call(model, state, (fake.from_tensor(x),), tie_weights=False)
-    except (RuntimeError, TypeError, NotImplementedError) as error:
-        reason = str(error).strip().splitlines()[0]
-        raise ValueError(f"the dry run with an input of shape {list(x.shape)} failed: {reason}") from error
-    finally:
-        for hook in hooks:
-            hook.remove()
-        for module, mode in training.items():
-            module.training = mode
+            dry(*(fake.from_tensor(x) for x in inputs))
+    except Exception as error:
+        shapes = " and ".join(str(list(x.shape)) for x in inputs)
+        reason = [*str(error).strip().splitlines(), type(error).__name__][0]
+        raise ValueError(f"the dry run with an input of shape {shapes} failed: {reason}") from error
     for name, module in model.named_modules():
         if module in convs and module not in sizes:
             raise ValueError(f"{name} did not run in the dry run, so its map size is unknown; leave it out of `where`")
     return sizes
 
 
-def _example_like(model: nn.Module, example: Tensor | int | Sequence[int]) -> Tensor:
-    """A tensor of the wanted shape without memory, on the device and in the dtype of the model."""
+def _example_inputs(model: nn.Module, example: Example) -> tuple[Tensor, ...]:
+    """What the forward takes; a wanted shape without memory, on the device and in the dtype of the model."""
     if isinstance(example, Tensor):
-        return example
-    shape = (example, example) if isinstance(example, int) else tuple(example)
+        return (example,)
+    shape = tuple(example) if isinstance(example, Sequence) else (example, example)
+    if shape and all(isinstance(part, Tensor) for part in shape):
+        return shape
     if len(shape) == 2:
         shape = (next(m.in_channels for m in model.modules() if isinstance(m, nn.Conv2d)), *shape)
     if len(shape) == 3:
         shape = (1, *shape)
-    if len(shape) != 4 or min(shape) < 1:
-        raise ValueError(f"example must be a tensor, (height, width), (C, H, W) or (N, C, H, W), got {example}")
+    if len(shape) != 4 or not all(isinstance(length, int) and length > 0 for length in shape):
+        raise ValueError(
+            f"example must be a tensor or several, (height, width), (C, H, W) or (N, C, H, W), got {example!r}"
+        )
     like = next(model.parameters())
-    return torch.empty(1, dtype=like.dtype, device=like.device).expand(shape)
+    return (torch.empty(1, dtype=like.dtype, device=like.device).expand(shape),)
 
 
 def _augmented(conv: nn.Conv2d, in_size: Size, out_size: Size, options: dict[str, Any]) -> AAConv2d:
