@@ -93,6 +93,9 @@ def _command_line() -> _Parser:
     plot.add_argument("kind", choices=PLOTS, metavar="kind", help=", ".join(PLOTS))
     plot.add_argument("-o", "--output", metavar="FILE", help="a .png or .svg file; default: KIND.png")
 
+    data = _add(commands, "data", None, "look at a data set: preview")
+    _add_preview(data.add_subparsers(title="commands", dest="look", metavar="command", required=True))
+
     _add(commands, "doctor", _doctor, "what this machine can run, and which backend each model would take")
     return parser
 
@@ -166,6 +169,18 @@ def _add_table2(benches: Any) -> None:
     _add_network(table2)
 
 
+def _add_preview(looks: Any) -> None:
+    preview = _add(looks, "preview", _data_preview, "draw a sheet of examples", "shapes -o sheet.png")
+    preview.add_argument("name", help="shapes, cifar10, cifar100, imagenet, folder/PATH, wds/PATH or hfds/NAME")
+    preview.add_argument("-o", "--output", metavar="FILE", help="an image file; default: NAME.png")
+    preview.add_argument("--data-dir", metavar="DIR", help="where the data lie")
+    preview.add_argument(
+        "--split", choices=("train", "test"), default="train", metavar="split", help="train (default) or test"
+    )
+    preview.add_argument("--count", type=_positive, default=24, metavar="N", help="examples, default: 24")
+    preview.add_argument("--seed", type=_seed, default=0, metavar="N", help="chooses the examples, default: 0")
+
+
 def _add_network(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=_positive, metavar="N", help="default: 128, on the processor 2")
     parser.add_argument("--size", type=_positive, default=224, metavar="N", help="images of N x N, default: 224")
@@ -186,6 +201,12 @@ def _add_common(parser: argparse.ArgumentParser) -> None:
 def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise argparse.ArgumentTypeError(f"expected a whole number, at least 1, got {text!r}")
+    return int(text)
+
+
+def _seed(text: str) -> int:
+    if not text.isdecimal():
+        raise argparse.ArgumentTypeError(f"expected a whole number, at least 0, got {text!r}")
     return int(text)
 
 
@@ -268,6 +289,14 @@ def _plot(chosen: argparse.Namespace) -> None:
     path = chosen.output or f"{chosen.kind}.png"
     with replacing(path) as draft:
         save(chosen.kind, draft)
+    print(f"drew {path}")
+
+
+def _data_preview(chosen: argparse.Namespace) -> None:
+    from .data import preview
+
+    path = chosen.output or f"{chosen.name.rstrip('/').rpartition('/')[2]}.png"
+    preview.save(chosen.name, path, data_dir=chosen.data_dir, split=chosen.split, count=chosen.count, seed=chosen.seed)
     print(f"drew {path}")
 
 
