@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_dataset
 from timm.utils.misc import natural_key
 from torch import Tensor
@@ -29,6 +29,7 @@ SPLITS = ("train", "test")
 SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("val", "validation", "valid", "test", "eval")}
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 NAMES = ("shapes", "cifar10", "cifar100", "imagenet", "folder/PATH", "wds/PATH", "hfds/NAME")
+WITH_PATH = ("folder", "wds", "hfds")
 OPTIONS = {"shapes": ("size", "number", "seed"), "hfds": ("input_key", "target_key")}
 CIFAR_STATISTICS = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
@@ -93,6 +94,8 @@ class FileDataset:
                 return pil_to_tensor(image.convert("RGB")), int(label)
         except MemoryError:
             raise
+        except UnidentifiedImageError as error:
+            raise UnreadableImage(self._file_name(index), "no image, or of an unknown format") from error
         except Exception as error:  # decoders raise whatever they like on broken bytes
             raise UnreadableImage(self._file_name(index), f"{type(error).__name__}: {error}") from error
 
@@ -123,15 +126,17 @@ def open_dataset(name: str, data_dir: str | Path | None = None, split: str = "tr
     if data_dir is not None and not Path(data_dir).is_dir():
         raise FileNotFoundError(f"the data folder {data_dir} does not exist")
     kind, _, rest = name.partition("/")
-    if kind in OPENERS and (rest or kind not in ("wds", "hfds")) and (not rest or kind in ("folder", "wds", "hfds")):
+    complete = kind in OPENERS and (not rest if kind not in WITH_PATH else rest or kind == "folder")
+    if complete:
         _check_options(kind, options)
         return OPENERS[kind](rest, data_dir, split, **options)
-    if Path(name).is_dir():
+    if name and Path(name).is_dir():
         _check_options("folder", options)
         return _open_folder(str(Path(name).resolve()), None, split)
-    near = get_close_matches(kind, OPENERS, n=1)
-    hint = f"did you mean {near[0] + ('/' + rest if rest else '')!r}?" if near and near[0] != name else ""
-    raise ValueError(f"there is no data set or folder {name!r}; {hint or 'choose one of ' + ', '.join(NAMES)}")
+    hint = f"choose one of {', '.join(NAMES)}"
+    if near := get_close_matches(kind, OPENERS, n=1):
+        hint = f"did you mean {near[0] + '/' + (rest or 'PATH') if near[0] in WITH_PATH else near[0]!r}?"
+    raise ValueError(f"there is no data set or folder {name!r}; {hint}")
 
 
 def _check_options(kind: str, options: dict[str, Any]) -> None:

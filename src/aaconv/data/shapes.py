@@ -110,11 +110,12 @@ def _stencils(size: int) -> np.ndarray:
         y, x = np.mgrid[:side, :side]
         middle = (side - 1) / 2
         across, down = abs(x - middle), abs(y - middle)
-        arm = max(side // 6, 1) - side % 2 / 2
+        beam = max(side // 5, 1)
+        beam += (beam + side) % 2  # odd in odd sides: it has to lie in the middle
         forms = (
             np.ones((side, side), dtype=bool),
             across**2 + down**2 <= (side / 2) ** 2 + 0.25,
-            np.minimum(across, down) <= arm,
+            np.minimum(across, down) < beam / 2,
             2 * across <= y + (side - 1) % 2,
         )
         for kind, form in enumerate(forms):
