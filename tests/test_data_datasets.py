@@ -121,6 +121,7 @@ def test_cifar_without_network_says_what_to_put_where(tmp_path, monkeypatch):
     ) as error:
         open_dataset("cifar100")
     assert "\n" not in str(error.value)
+    assert not list((tmp_path / "data").iterdir()), "nothing half-done is left"
 
 
 def test_cifar_is_downloaded_where_there_is_a_network(tmp_path, monkeypatch):
@@ -159,6 +160,7 @@ def test_cifar_is_downloaded_where_there_is_a_network(tmp_path, monkeypatch):
     assert np.array_equal(dataset.images.numpy(), wanted.reshape(6, 3, 32, 32).transpose(0, 2, 3, 1))
     assert dataset.labels.tolist() == [0, 1, 2, 0, 1, 2]
     assert open_dataset("cifar10", split="test").labels.tolist() == [2, 1], "the second time without a server"
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["cifar-10-batches-py"]
 
 
 # Folders
@@ -357,6 +359,15 @@ def test_hugging_face_without_its_package(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ValueError, match="pip install datasets"):
         open_dataset("hfds/some/set")
+
+
+def test_images_without_a_label_are_no_examples(tmp_path, monkeypatch):
+    rows = [{"image": {"bytes": png((40, 0, 0)), "path": None}, "label": -1}]
+    columns = {"image": object(), "label": ClassLabel()}
+    monkeypatch.setitem(sys.modules, "datasets", fake_datasets(columns, {"test": rows}, []))
+    monkeypatch.delitem(sys.modules, "timm.data.readers.reader_hfds", raising=False)
+    with pytest.raises(ValueError, match="image 0 of some/set has the label -1, expected 0 to 1"):
+        open_dataset("hfds/some/set", split="test")[0]
 
 
 # Names and options

@@ -80,6 +80,8 @@ def test_an_epoch_can_be_resumed_at_any_step_bit_for_bit(kind):
         assert_same(whole[step:], fresh.batches(2, step))
     with pytest.raises(ValueError, match="first_step must be 0 to 6, the steps of an epoch, got 7"):
         fresh.batches(2, 7)
+    with pytest.raises(ValueError, match="epoch must be at least 0, got -1"):
+        fresh.batches(-1)
     other = list(build(kind, numbered(), 8, train=True, seed=8).batches(2))
     assert labels_of(other) != labels_of(whole)
 
@@ -111,6 +113,14 @@ def test_evaluation_sees_every_image_once(kind, number, world_size, batch_size):
         assert mine == list(range(rank, number, world_size))
         seen += mine
     assert sorted(seen) == list(range(number))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_networks_random_numbers_on_the_gpu_are_left_alone(kind):
+    state = torch.cuda.get_rng_state()
+    list(build(kind, numbered(), 8, train=True, device="cuda").batches(0))
+    assert torch.equal(torch.cuda.get_rng_state(), state)
 
 
 # Augmentation on the device

@@ -6,10 +6,13 @@ sums are compared with the published ones before they are opened, and files that
 
 import importlib.util
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -91,13 +94,19 @@ class FileDataset:
         try:
             file, label, *_ = self.reader[index]
             with file, Image.open(file) as image:
-                return pil_to_tensor(image.convert("RGB")), int(label)
+                pixels = pil_to_tensor(image.convert("RGB"))
         except MemoryError:
             raise
         except UnidentifiedImageError as error:
             raise UnreadableImage(self._file_name(index), "no image, or of an unknown format") from error
         except Exception as error:  # decoders raise whatever they like on broken bytes
             raise UnreadableImage(self._file_name(index), f"{type(error).__name__}: {error}") from error
+        if label not in range(len(self.classes)):
+            last = len(self.classes) - 1
+            raise ValueError(
+                f"{self._file_name(index)} has the label {label}, expected 0 to {last}: is it a labelled split?"
+            )
+        return pixels, int(label)
 
     def _file_name(self, index: int) -> str:
         return str(self.reader.filename(index, absolute=True) or f"image {index} of {self.name}")
@@ -202,13 +211,35 @@ def _check_cifar(name: str, official: type[CIFAR10], root: Path) -> None:
 
 
 def _download_cifar(name: str, official: type[CIFAR10], root: Path) -> None:
+    """Into a folder beside, which is moved when it is complete: killed runs and other processes do no harm."""
     try:
-        official(root, download=True)
+        root.mkdir(parents=True, exist_ok=True)
+        with TemporaryDirectory(prefix=".download-", dir=root) as draft, _network_timeout(30):
+            official(draft, download=True)
+            _move_unless_there(Path(draft) / official.base_folder, root / official.base_folder)
     except (OSError, RuntimeError) as error:
         raise OSError(
             f"{name} is not in {root} and cannot be downloaded ({error}); {_how_to_get(official, root)}, "
             "or name its folder as the data folder"
         ) from None
+
+
+def _move_unless_there(source: Path, target: Path) -> None:
+    try:
+        source.rename(target)
+    except OSError:
+        if not target.is_dir():
+            raise
+
+
+@contextmanager
+def _network_timeout(seconds: float) -> Iterator[None]:
+    before = socket.getdefaulttimeout()
+    socket.setdefaulttimeout(seconds)
+    try:
+        yield
+    finally:
+        socket.setdefaulttimeout(before)
 
 
 def _how_to_get(official: type[CIFAR10], root: Path) -> str:

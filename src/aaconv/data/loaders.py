@@ -68,7 +68,9 @@ class Loader(ABC):
     def batches(self, epoch: int = 0, first_step: int = 0) -> Iterator[Batch]:
         """The batches of an epoch, from `first_step` on."""
 
-    def _steps(self, first_step: int) -> range:
+    def _steps(self, epoch: int, first_step: int) -> range:
+        if epoch < 0:
+            raise ValueError(f"epoch must be at least 0, got {epoch}")
         if not 0 <= first_step <= len(self):
             raise ValueError(f"first_step must be 0 to {len(self)}, the steps of an epoch, got {first_step}")
         return range(first_step, len(self))
@@ -104,11 +106,11 @@ class DeviceLoader(Loader):
         self.labels = dataset.labels.to(self.device)
 
     def batches(self, epoch: int = 0, first_step: int = 0) -> Iterator[Batch]:
-        plan = self.plan(epoch)
+        steps, plan = self._steps(epoch, first_step), self.plan(epoch)
         if self.device.type == "cuda":
             plan = plan.pin_memory()
         plan = plan.to(self.device, non_blocking=True)
-        return (self.load(plan[:, self._places(step)]) for step in self._steps(first_step))
+        return (self.load(plan[:, self._places(step)]) for step in steps)
 
     def plan(self, epoch: int) -> Tensor:
         """int64 [4, number]: for each place in an epoch's order the image, its top and left edge, mirrored or not."""
@@ -161,7 +163,7 @@ class WorkerLoader(Loader):
         )
 
     def batches(self, epoch: int = 0, first_step: int = 0) -> Iterator[Batch]:
-        return self._deliver(epoch, self._steps(first_step))
+        return self._deliver(epoch, self._steps(epoch, first_step))
 
     def _deliver(self, epoch: int, steps: range) -> Iterator[Batch]:
         order = self._order(torch.Generator().manual_seed(mix(self.seed, epoch))).tolist()
@@ -211,7 +213,8 @@ class _Transformed:
         except UnreadableImage as unreadable:
             return unreadable
         with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(mix(self.seed, epoch, place))
+            # Not torch.manual_seed: that would reach the GPU's generator as well, which the network uses.
+            torch.default_generator.manual_seed(mix(self.seed, epoch, place))
             return self.transform(image), label
 
 
