@@ -1,3 +1,4 @@
+import copy
 import re
 import subprocess
 import sys
@@ -410,6 +411,26 @@ def test_wide_resnet_batch_norms_learn_no_scale():
     norm, plain = ShiftBatchNorm2d(4), nn.BatchNorm2d(4)
     x = torch.randn(3, 4, 5, 5)
     torch.testing.assert_close(norm(x), plain(x))
+
+
+def test_wide_resnets_convert_to_synchronised_batch_norm():
+    """As built, moved, cast, copied or loaded: what is learned, its count and the result stay."""
+    model = timm.create_model("aa_wrn16_4").eval()
+    number, learned = parameters(model), {path for path, _ in model.named_parameters()}
+    for norm in (module for module in model.modules() if isinstance(module, ShiftBatchNorm2d)):
+        nn.init.normal_(norm.bias)
+    loaded = on_meta("aa_wrn16_4").eval()
+    loaded.load_state_dict(model.state_dict(), assign=True)
+    for one in (copy.deepcopy(model), copy.deepcopy(model).double(), loaded):
+        assert parameters(one) == number
+        x = torch.randn(1, 3, 8, 8, dtype=one.conv1.weight.dtype)
+        with torch.no_grad():
+            expected, keys = one(x), one.state_dict().keys()
+            synchronised = nn.SyncBatchNorm.convert_sync_batchnorm(one)
+            torch.testing.assert_close(synchronised(x), expected)
+        assert not any(isinstance(module, nn.BatchNorm2d) for module in synchronised.modules())
+        assert {path for path, p in synchronised.named_parameters() if p.requires_grad} == learned
+        assert synchronised.state_dict().keys() == keys
 
 
 def test_features_of_the_wide_resnet_are_those_of_its_forward(small):

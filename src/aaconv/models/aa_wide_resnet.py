@@ -6,6 +6,7 @@ batch norms without a learned scale.
 """
 
 import re
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
@@ -23,13 +24,27 @@ __all__ = ["WideResNet"]
 
 
 class ShiftBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm that learns a shift only; its scale of one is a buffer, so that fused kernels still take it."""
+    """Batch norm that learns a shift only; its scale of one is a buffer, so that fused kernels still take it.
+
+    The buffer is a frozen nn.Parameter: SyncBatchNorm.convert_sync_batchnorm makes it the new layer's weight. Without a
+    weight at all the GPU kernels would leave the shift without its gradient.
+    """
 
     def __init__(self, num_features: int, **options: Any):
         super().__init__(num_features, **options)
-        scale = self.weight.detach()
-        del self.weight
-        self.register_buffer("weight", scale)
+        _keep_scale(self)
+        self.register_load_state_dict_post_hook(_keep_scale)  # assign=True makes it a parameter
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ShiftBatchNorm2d":
+        super()._apply(fn, recurse)
+        _keep_scale(self)  # moved or cast it is a plain tensor
+        return self
+
+
+def _keep_scale(norm: ShiftBatchNorm2d, *_: Any) -> None:
+    scale = nn.Parameter(norm.weight.detach(), requires_grad=False)
+    norm._parameters.pop("weight", None)
+    norm._buffers["weight"] = scale  # not by setattr, which would make it a parameter again
 
 
 class Shortcut(nn.Module):
