@@ -41,17 +41,33 @@ def test_no_window_as_wide_as_the_gap_sees_both_objects(size):
     assert boxes.max() <= size
 
 
+def middles(drawing):
+    """int64 [number, 2, 2]: x and y of a pixel of each object; every kind covers its middle."""
+    return ((drawing.boxes[..., :2] + drawing.boxes[..., 2:]) / 2).long()
+
+
+def colours_of(drawing):
+    """int64 [number, 2]: the nearest colour of the palette at the middle of each object."""
+    x, y = middles(drawing).unbind(-1)
+    pixels = drawing.images[torch.arange(len(x))[:, None], y, x].float()
+    return (PALETTE - pixels[:, :, None]).norm(dim=-1).argmin(-1)
+
+
 def test_one_object_alone_says_nothing_about_the_label():
     drawing = shapes.draw(20_000)
-    middle = ((drawing.boxes[..., :2] + drawing.boxes[..., 2:]) / 2).long()
     for one in range(2):
-        # Every kind covers its middle, or the pixel below.
-        x, y = middle[:, one].unbind(1)
-        pixels = drawing.images[torch.arange(len(x)), y, x].float()
-        colour = (PALETTE - pixels[:, None]).norm(dim=-1).argmin(1)
-        for features in (colour, drawing.kinds[:, one], middle[:, one, 1] // 8):
+        for features in (colours_of(drawing)[:, one], drawing.kinds[:, one], middles(drawing)[:, one, 1] // 8):
             for value in features.unique():
                 assert drawing.labels[features == value].double().mean() == pytest.approx(0.5, abs=0.03)
+
+
+def test_all_pairs_of_colours_are_equally_likely_under_their_label():
+    drawing = shapes.draw(20_000)
+    number = len(PALETTE)
+    pairs = (number * colours_of(drawing)[:, 0] + colours_of(drawing)[:, 1]).bincount(minlength=number**2) / 20_000
+    same = torch.eye(number)
+    expected = same * 0.5 / number + (1 - same) * 0.5 / (number * (number - 1))
+    assert torch.allclose(pairs.reshape(number, number), expected, atol=0.01)
 
 
 def test_kinds_are_told_by_how_much_of_the_box_they_fill():
