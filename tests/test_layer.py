@@ -76,6 +76,10 @@ def test_the_layer_is_convolution_beside_attention(variant, backend):
         {"kernel_size": 3, "padding": 4},
         {"kernel_size": 4, "padding": 1},
         {"kernel_size": 4, "stride": 4, "padding": 0},
+        {"kernel_size": 2, "stride": 2, "padding": 0},
+        {"kernel_size": 6, "stride": 4, "padding": 1},
+        {"kernel_size": 2, "stride": 3, "padding": 0},
+        {"kernel_size": 2, "stride": 4, "padding": 1},
         {"kernel_size": (1, 7), "stride": (1, 2), "padding": (0, 3)},
         {"kernel_size": 3, "padding": "same"},
         {"kernel_size": 3, "padding": "valid"},
@@ -112,6 +116,14 @@ def test_strided_attention_is_centred_where_the_convolution_is():
     x = torch.randn(1, 6, 9, 9)
     pooled, _ = layer._pool_to_output(x)
     torch.testing.assert_close(pooled[..., 1, 1], x[..., 2:5, 2:5].mean((-1, -2)))
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (4, 4, 0), (4, 2, 1)])
+def test_an_even_kernel_averages_the_pixels_of_its_stride(kernel, stride, padding):
+    layer = small(kernel_size=kernel, stride=stride, padding=padding)
+    x = torch.randn(1, 6, 8, 12)
+    pooled, _ = layer._pool_to_output(x)
+    torch.testing.assert_close(pooled, F.avg_pool2d(x, stride))
 
 
 def test_names_of_parameters_are_part_of_the_interface():

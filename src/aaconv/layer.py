@@ -188,9 +188,13 @@ class AAConv2d(nn.Module):
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
         """(height, width) of the output for an input of height x width."""
-        stride = self._map_pair(self.stride)
-        shifts = self._shifts()
-        return (height + sum(shifts[0]) - 1) // stride[0] + 1, (width + sum(shifts[1]) - 1) // stride[1] + 1
+        size = []
+        for length, (before, after, window), stride in zip(
+            (height, width), self._windows(), self._map_pair(self.stride), strict=True
+        ):
+            reach = 1 if window % 2 else window  # an odd window is padded to its middle
+            size.append((length + before + after - reach) // stride + 1)
+        return size[0], size[1]
 
     def attention_size(self, height: int, width: int) -> tuple[int, int]:
         """(height, width) of the attention map for an input of height x width."""
@@ -253,13 +257,12 @@ class AAConv2d(nn.Module):
 
     def _pool_to_output(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """The input at the attention's resolution, and the (height, width) the result must have."""
-        (top, bottom), (left, right) = self._shifts()
+        (top, bottom, window_height), (left, right, window_width) = self._windows()
         if top or bottom or left or right:
             x = F.pad(x, (left, right, top, bottom))
         stride = self._map_pair(self.stride)
         if stride != (1, 1):
-            # The paper's 3x3 for stride 2; the odd window that covers every pixel for others.
-            x = self._average(x, tuple(s + 1 - s % 2 for s in stride), stride)
+            x = self._average(x, (window_height, window_width), stride)
         out_size = x.shape[-2:]
         for _ in range(self.downsample):
             x = self._average(x, self._map_pair((3,) * self._dimensions), self._map_pair((2,) * self._dimensions))
@@ -267,7 +270,8 @@ class AAConv2d(nn.Module):
 
     @staticmethod
     def _average(x: Tensor, window: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
-        return F.avg_pool2d(x, window, stride, tuple(w // 2 for w in window), count_include_pad=False)
+        padding = tuple(w // 2 if w % 2 else 0 for w in window)
+        return F.avg_pool2d(x, window, stride, padding, count_include_pad=False)
 
     def _project_in(self, pooled: Tensor) -> Tensor:
         """[batch, in_channels, height, width] -> [batch, height, width, 2*dk + dv]."""
@@ -329,17 +333,28 @@ class AAConv2d(nn.Module):
                     )
         super()._load_from_state_dict(state_dict, prefix, *args)
 
-    def _shifts(self) -> tuple[tuple[int, int], tuple[int, int]]:
-        """Pixels to add (or, negative, to cut) on each side so that output pixel i is centred as in the convolution."""
-        shifts = []
-        for index, (kernel, dilation) in enumerate(zip(self.kernel_size, self.dilation, strict=True)):
+    def _windows(self) -> tuple[tuple[int, int, int], tuple[int, int, int]]:
+        """For each axis of the map: pixels to add (negative: to cut) before and after it, and the window to average.
+
+        The window of output pixel i is centred where the convolution's is: the paper's 3 pixels for an odd kernel with
+        stride 2, exactly the pixels of the stride for an even kernel with an even stride.
+        """
+        axes = []
+        for index, (kernel, dilation, stride) in enumerate(
+            zip(self.kernel_size, self.dilation, self.stride, strict=True)
+        ):
             reach = dilation * (kernel - 1)
+            padding = 0 if isinstance(self.padding, str) else self.padding[index]
+            odd = stride + 1 - stride % 2
             if self._pads_to_same:
-                shifts.append((0, 0))
-                continue
-            total = 2 * (0 if self.padding == "valid" else self.padding[index]) - reach
-            shifts.append((-(-total // 2), total // 2))
-        return (*([(0, 0)] * (2 - len(shifts))), *shifts)
+                axes.append((0, 0, odd))
+            elif reach % 2 and stride % 2 == 0:
+                side = padding - (reach + 1) // 2 + stride // 2
+                axes.append((side, side, stride))
+            else:
+                total = 2 * padding - reach
+                axes.append((-(-total // 2), total // 2, odd))
+        return (*([(0, 0, 1)] * (2 - len(axes))), *axes)
 
     # What a map is in one and in two dimensions: the attention itself is always two-dimensional.
 
