@@ -1,6 +1,7 @@
 """The benchmarks: what they measure is right, and what goes wrong in one variant does not cost the others."""
 
 import json
+import os
 
 import pytest
 import torch
@@ -108,7 +109,7 @@ def test_environment_names_versions():
 
 
 def test_json_replaces_the_file_whole(tmp_path):
-    path = tmp_path / "new" / "result.json"
+    path = tmp_path / "result.json"
     write_json([1], path)
     with pytest.raises(TypeError):
         write_json(object(), path)
@@ -120,6 +121,22 @@ def test_a_path_that_cannot_be_written_is_found_out_first(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match="file"):
         Results("layer", CPU, str(tmp_path / "file" / "result.json"))
+    Results("layer", CPU, str(tmp_path / "result.json"))
+    assert [file.name for file in tmp_path.iterdir()] == ["file"]  # no empty result for others to read
+
+
+def test_links_and_devices_stay_what_they_are(tmp_path):
+    link, pipe = tmp_path / "link.json", tmp_path / "pipe"
+    link.symlink_to("result.json")
+    write_json([1], link)
+    assert link.is_symlink()
+    assert json.loads((tmp_path / "result.json").read_text()) == [1]
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    write_json([2], pipe)
+    assert json.loads(os.read(reader, 100)) == [2]
+    os.close(reader)
+    assert pipe.is_fifo()
 
 
 def test_old_results_stay_until_there_are_new_ones(tmp_path):
@@ -222,6 +239,7 @@ def test_model_compares_with_the_first(tmp_path, capsys):
 
 def test_table2_writes_what_the_table_reads(tmp_path, monkeypatch):
     timed = {"p20": 1.0, "p50": 2.0, "p80": 3.0}
+    (tmp_path / "benchmarks").mkdir()
     results = table2.Latencies("table2", CPU, str(tmp_path / "benchmarks/table2.json"), batch=1)
     rows = [
         {"model": row.model, "options": row.options, "phase": phase, "launched_ms": {}, "graph_ms": timed}

@@ -1,5 +1,6 @@
 """The command line: every command is reachable, and an error is one line that helps."""
 
+import io
 import json
 import os
 import subprocess
@@ -7,6 +8,7 @@ import sys
 
 import pytest
 import torch
+from matplotlib.figure import Figure
 
 from aaconv import cli, demo
 from aaconv.version import __version__
@@ -80,9 +82,15 @@ def test_a_misspelt_word_suggests_the_nearest(arguments, suggestion, capsys):
         (["table", "12"], "tables 1 to 9"),
         (["table", "two"], "number from 1 to 9"),
         (["models", "nothing_like_this"], "no model fits"),
-        (["cost", "aa_resnet50", "--size", "0"], "positive"),
+        (["cost", "aa_resnet50", "--size", "0"], "at least 1"),
+        (["cost", "aa_resnet50", "--size", "9" * 30], "1 to 100,000"),
+        (["cost", "swin_tiny_patch4_window7_224", "--size", "30"], "does not run on 3 x 30 x 30 images"),
+        (["cost", "aa_resnet50.in1k"], "no weights called 'in1k'"),
         (["cost", "aa_resnet50", "--size", "1", "2", "3"], "got 3 numbers"),
-        (["plot", "params", "-o", "figure.gif"], ".png or .svg"),
+        (["plot", "params", "-o", "figure.gif"], "'figure.gif'"),
+        (["plot", "params", "-o", "mistyped/figure.png"], "there is no folder mistyped"),
+        (["bench", "layer", "--json", "mistyped/layer.json"], "there is no folder mistyped"),
+        (["bench", "layer", "--json", "/"], "/ is a folder"),
         (["bench", "attention", "--device", "cpu", "--shapes", "14"], "128:14x14:20/3"),
         (["bench", "layer", "--batch", "0"], "at least 1"),
         (["bench", "model", "--rounds", "two"], "at least 1"),
@@ -136,16 +144,23 @@ def test_plot_says_where_it_drew(tmp_path, monkeypatch, capsys):
 
 
 def test_a_drawing_that_fails_leaves_the_old_one(tmp_path, monkeypatch, capsys):
-    from aaconv import plots
-
-    def full(kind, path):
+    def full(figure, path, **_):
         path.write_text("half")
         raise OSError(28, "No space left on device", str(path))
 
     (tmp_path / "old.svg").write_text("old")
-    monkeypatch.setattr(plots, "save", full)
-    assert "No space left" in error_of(capsys, "plot", "params", "-o", str(tmp_path / "old.svg"))
+    monkeypatch.setattr(Figure, "savefig", full)
+    error = error_of(capsys, "plot", "params", "-o", str(tmp_path / "old.svg"))
+    assert "No space left" in error
+    assert f"'{tmp_path}/old.svg'" in error
     assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
+
+
+def test_marks_are_plain_where_the_terminal_knows_no_others(monkeypatch):
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+    assert run("table", "9") == 0
+    assert b"43,128 =" in printed.getvalue()
 
 
 def test_doctor_names_a_backend_for_every_model(monkeypatch, capsys):

@@ -20,7 +20,7 @@ def drawn(kind):
 
 @pytest.mark.parametrize("kind", FIGURES)
 def test_both_formats_are_written_and_repeat(kind, tmp_path):
-    png, svg = save(kind, tmp_path / "new" / "figure.png"), save(kind, tmp_path / "figure.svg")
+    png, svg = save(kind, tmp_path / "figure.png"), save(kind, tmp_path / "figure.svg")
     assert png.read_bytes().startswith(b"\x89PNG")
     text = svg.read_text()
     assert "<svg" in text

@@ -120,3 +120,20 @@ def test_measured_values_are_read_from_the_repository(tmp_path, monkeypatch):
     assert found["Wide-ResNet", "top-1"].ours is None
     assert (found["BAM", "infer"].ours, found["BAM", "train"].ours) == ("+15%", "+50%")
     assert found["BAM", "infer"].match is None
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "told"),
+    [
+        ("benchmarks/table2.json", "", r"benchmarks/table2\.json is not JSON"),
+        ("benchmarks/table2.json", '{"rows": []}', r"not what `aaconv bench table2 --json benchmarks/table2\.json`"),
+        ("benchmarks/table2.json", '[{"model": "plain_resnet50"}]', "not what `aaconv bench table2"),
+        ("results/imagenet/0.json", "{", r"results/imagenet/0\.json is not JSON"),
+    ],
+)
+def test_a_broken_file_of_results_is_named(file, content, told, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / file).parent.mkdir(parents=True)
+    (tmp_path / file).write_text(content)
+    with pytest.raises(ValueError, match=told):
+        cells([2])

@@ -4,6 +4,7 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from difflib import get_close_matches
 from typing import Any, NoReturn
 
@@ -15,6 +16,8 @@ VARIANTS = ("triton", "sdpa", "eager", "compiled", "flex")
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 2 after an error (one line on stderr), 130 after Ctrl-C."""
+    with suppress(AttributeError):  # a replaced stdout may have no encoding
+        sys.stdout.reconfigure(errors="replace")
     try:
         chosen = _parse(arguments)
         chosen.run(chosen)
@@ -77,7 +80,7 @@ def _command_line() -> _Parser:
 
     cost = _add(commands, "cost", _cost, "parameters, FLOPs and map memory of a model", "aa_resnet50 --layers")
     cost.add_argument("model", help="a registered name; `aaconv models` lists them")
-    cost.add_argument("--size", type=int, nargs="+", metavar="N", help="height and width, or one for both")
+    cost.add_argument("--size", type=_positive, nargs="+", metavar="N", help="height and width, or one for both")
     cost.add_argument("--layers", action="store_true", help="layer by layer")
     cost.add_argument("--json", action="store_true", help="print JSON")
 
@@ -283,13 +286,9 @@ def _table(chosen: argparse.Namespace) -> None:
 
 
 def _plot(chosen: argparse.Namespace) -> None:
-    from .files import replacing
     from .plots import save
 
-    path = chosen.output or f"{chosen.kind}.png"
-    with replacing(path) as draft:
-        save(chosen.kind, draft)
-    print(f"drew {path}")
+    print(f"drew {save(chosen.kind, chosen.output or f'{chosen.kind}.png')}")
 
 
 def _data_preview(chosen: argparse.Namespace) -> None:

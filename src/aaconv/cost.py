@@ -25,9 +25,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from .flops import RULES, SLIDING, Ops, aten, attention_ops
 from .layer import AAConv2d
-from .models import create_model, list_models
+from .models import check_name, create_model, list_models
 
 LARGEST_SIZE_TRIED = 1024
+LARGEST_SIZE = 10**5  # far larger, and the sizes in bytes overflow
 TOTALS = ("params", "flops", "true_flops", "map_bytes")
 
 
@@ -111,10 +112,10 @@ def count(
     channels, height, width = _input_shape(model, size, channels)
     try:
         twin, counter = _run(model, channels, height, width)
-    except _EmptyMapError as error:
-        smallest = _smallest_size(model, channels, height, width)
+    except (RuntimeError, AssertionError, ArithmeticError) as error:
+        smallest = _smallest_size(model, channels, height, width) if isinstance(error, _EmptyMapError) else None
         if smallest is None:
-            raise
+            raise ValueError(f"{name} does not run on {channels} x {height} x {width} images: {error}") from error
         raise ValueError(
             f"size {height} x {width} is too small for {name}: layer {error.layer} would be empty; "
             f"the smallest size that works is {smallest[0]} x {smallest[1]}"
@@ -125,6 +126,7 @@ def count(
 
 def count_named(name: str, size: tuple[int, int] | None = None, **options) -> Cost:
     """Count a registered model, built for `size` with `options`, without allocating its weights; remembered."""
+    check_name(name)
     if size is None and timm.is_model(name):
         size = (timm.get_pretrained_cfg_value(name, "input_size") or (3, 224, 224))[1:]
     return _count_named(name, None if size is None else tuple(size), **options)
@@ -137,14 +139,15 @@ def _count_named(name: str, size: tuple[int, int] | None, **options) -> Cost:
 
 def build(name: str, size: tuple[int, int] | None = None, **options) -> nn.Module:
     """A registered model over meta tensors. Models whose parameters depend on the image size are built for `size`."""
-    if size is not None:
-        _check_size(*size)
-        try:
-            return _create(name, img_size=size, **options)
-        except TypeError as error:
-            if "img_size" not in str(error):
-                raise
-    return _create(name, **options)
+    if size is None:
+        return _create(name, **options)
+    _check_size(*size)
+    try:
+        return _create(name, img_size=size, **options)
+    except TypeError as error:
+        if "img_size" not in str(error):
+            raise
+        return _create(name, **options)
 
 
 def _create(name: str, **options) -> nn.Module:
@@ -168,8 +171,8 @@ def _input_shape(model: nn.Module, size: tuple[int, int] | None, channels: int |
 
 
 def _check_size(height: int, width: int) -> None:
-    if min(height, width) < 1:
-        raise ValueError(f"size must be positive, got size=({height}, {width})")
+    if min(height, width) < 1 or max(height, width) > LARGEST_SIZE:
+        raise ValueError(f"height and width must be 1 to {LARGEST_SIZE:,}, got size=({height}, {width})")
 
 
 class _EmptyMapError(RuntimeError):
@@ -329,7 +332,9 @@ def print_cost(name: str, size: tuple[int, int] | None = None, *, layers: bool =
     output.print(f"  FLOPs       {cost.true_flops:>15,}  with the batched products Q K^T and A V")
     if cost.map_bytes:
         largest = max(layer.map_bytes for layer in cost.layers)
-        output.print(f"  maps        {_kib(cost.map_bytes):>15}  in all, bfloat16; {_kib(largest)} the largest layer")
+        output.print(
+            f"  maps        {_bytes(cost.map_bytes):>15}  in all, bfloat16; {_bytes(largest)} the largest layer"
+        )
 
 
 def print_models(pattern: str = "*", *, as_json: bool = False) -> None:
@@ -341,7 +346,7 @@ def print_models(pattern: str = "*", *, as_json: bool = False) -> None:
     table = _new_table("model", "size", "params", "GFlops (paper)", "GFlops (true)", "maps")
     for name in names:
         cost = count_named(name)
-        maps = _kib(cost.map_bytes) if cost.map_bytes else "-"
+        maps = _bytes(cost.map_bytes) if cost.map_bytes else "-"
         gflops = (f"{cost.gflops:.3f}", f"{cost.true_gflops:.3f}")
         table.add_row(name, "{} x {}".format(*cost.size), f"{cost.params:,}", *gflops, maps)
     console().print(table)
@@ -360,7 +365,7 @@ def _layer_table(cost: Cost) -> Table:
     table = _new_table("layer", "kind", "output", "params", "FLOPs (paper)", "FLOPs (true)", "maps")
     for layer in cost.layers:
         output = " x ".join(map(str, layer.output[1:])) if layer.output else ""
-        maps = _kib(layer.map_bytes) if layer.map_bytes else ""
+        maps = _bytes(layer.map_bytes) if layer.map_bytes else ""
         counts = (f"{number:,}" if number else "" for number in (layer.params, layer.flops, layer.true_flops))
         table.add_row(layer.name or "(model)", layer.kind, output, *counts, maps)
     return table
@@ -373,7 +378,7 @@ def _attention_table(cost: Cost) -> Table:
     for branch in cost.attention:
         sizes = map(str, (branch.num_heads, branch.key_channels, branch.value_channels))
         counts = (f"{number:,}" for number in (branch.params, branch.flops, branch.true_flops))
-        table.add_row(branch.name, f"{branch.height} x {branch.width}", *sizes, *counts, _kib(branch.map_bytes))
+        table.add_row(branch.name, f"{branch.height} x {branch.width}", *sizes, *counts, _bytes(branch.map_bytes))
     return table
 
 
@@ -391,5 +396,7 @@ def console() -> Console:
     return Console(width=max(terminal.width, 120) if terminal.is_terminal else 200)
 
 
-def _kib(size: int) -> str:
+def _bytes(size: int) -> str:
+    if size >= 2**30:
+        return f"{size / 2**30:,.2f} GiB"
     return f"{size / 2**20:.2f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"

@@ -15,6 +15,7 @@ from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from .files import replacing
 from .paper import TABLES, Row
 from .tables import measured
 
@@ -51,16 +52,15 @@ class Series:
 
 
 def save(kind: str, path: str | Path) -> Path:
-    """Draw one figure of the paper into a .png or .svg file."""
+    """Draw one figure of the paper into a .png or .svg file, which is replaced whole; its folder must be there."""
     path = Path(path)
     if kind not in FIGURES:
         raise ValueError(f"there is no figure {kind!r}; choose one of {', '.join(FIGURES)}")
     if path.suffix.lower() not in (".png", ".svg"):
         raise ValueError(f"the file must end in .png or .svg, got {str(path)!r}")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with rc_context(STYLE):
-        figure = FIGURES[kind]()
-        figure.savefig(path, dpi=160, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
+    metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
+    with rc_context(STYLE), replacing(path) as draft:
+        FIGURES[kind]().savefig(draft, dpi=160, metadata=metadata)
     return path
 
 
@@ -71,7 +71,7 @@ def _resnets(column: str, number: int) -> Figure:
         Series("SE-ResNet", BLUE, rows[1::3], label_height=-5),
         Series("AA-ResNet", RED, rows[2::3], "above", label_height=5),
     )
-    return _accuracy_against(3, column, series, f"Figure {number}: ResNets on ImageNet")
+    return _accuracy_against(3, column, series, f"ResNets on ImageNet (figure {number} of the paper)")
 
 
 def _mnasnets(column: str, number: int) -> Figure:
@@ -80,7 +80,7 @@ def _mnasnets(column: str, number: int) -> Figure:
         Series("MnasNet", INK, rows[0::2], "below", label_height=2),
         Series("AA-MnasNet", RED, rows[1::2], "above"),
     )
-    return _accuracy_against(4, column, series, f"Figure {number}: MnasNets on ImageNet")
+    return _accuracy_against(4, column, series, f"MnasNets on ImageNet (figure {number} of the paper)")
 
 
 def _accuracy_against(table: int, column: str, series: tuple[Series, ...], title: str) -> Figure:
@@ -104,7 +104,7 @@ def _accuracy_against(table: int, column: str, series: tuple[Series, ...], title
 
 def _ratios() -> Figure:
     figure, axes = _new_figure(
-        "Figure 4: ResNet-50 with more and more attention, on ImageNet", "ratio of attentional channels"
+        "ResNet-50 with more and more attention, on ImageNet (figure 4 of the paper)", "ratio of attentional channels"
     )
     base, ablation, positions = TABLES[6].rows[1], TABLES[6].rows[2:], TABLES[7].rows
     x = [row.options["value_ratio"] for row in ablation]
@@ -169,7 +169,7 @@ def _leave_room(axes: Axes) -> None:
     """Widen the axes by fractions of their range, so that the labels stay inside."""
     left, right = axes.get_xlim()
     bottom, top = axes.get_ylim()
-    axes.set_xlim(left - 0.03 * (right - left), right + 0.18 * (right - left))
+    axes.set_xlim(left - 0.03 * (right - left), right + 0.2 * (right - left))
     axes.set_ylim(bottom - 0.04 * (top - bottom), top + 0.05 * (top - bottom))
 
 

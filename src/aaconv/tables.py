@@ -17,6 +17,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from itertools import groupby
 from pathlib import Path
 from statistics import mean
+from typing import Any
 
 import timm
 from rich.table import Table
@@ -144,11 +145,18 @@ def _results() -> dict[tuple, list[dict]]:
     """(dataset, model, options) -> the records of its runs."""
     results: dict[tuple, list[dict]] = defaultdict(list)
     for path in sorted(Path("results").glob("*/*.json")):
-        record = json.loads(path.read_text())
+        record = _read(path)
         if isinstance(record, dict) and "model" in record:
             dataset = record.get("dataset", path.parent.name)
             results[dataset, record["model"], _key(record.get("options", {}))].append(record)
     return results
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
 
 
 def measured(number: int, row: Row, column: str) -> float | None:
@@ -177,8 +185,14 @@ def _about(runs: list[dict]) -> str | None:
 def _latencies() -> dict[tuple, dict[str, float]]:
     """(model, options) -> column -> percent over ResNet-50."""
     path = Path("benchmarks/table2.json")
-    records = json.loads(path.read_text()) if path.exists() else []
-    measured = {(record["model"], _key(record.get("options", {}))): record for record in records}
+    records = _read(path) if path.exists() else []
+    try:
+        measured = {
+            (record["model"], _key(record.get("options", {}))): {name: record[name] for name in LATENCY.values()}
+            for record in records
+        }
+    except (KeyError, TypeError):
+        raise ValueError(f"{path} is not what `aaconv bench table2 --json {path}` writes") from None
     base = measured.get(("plain_resnet50", ()))
     if base is None:
         return {}
@@ -196,7 +210,7 @@ def print_tables(numbers: Iterable[int] = tuple(TABLES), *, as_json: bool = Fals
         return
     output = console()
     for number, of_table in groupby(found, key=lambda cell: cell.table):
-        table, notes = _render(TABLES[number], list(of_table))
+        table, notes = _render(list(of_table), _marks(output.encoding))
         output.print(f"[bold]Table {number}[/bold]  {TABLES[number].title}", highlight=False)
         output.print(table)
         for mark, note in enumerate(notes, 1):
@@ -210,7 +224,16 @@ def print_tables(numbers: Iterable[int] = tuple(TABLES), *, as_json: bool = Fals
         output.print(f"{agree} of {len(counted)} counted cells agree to the printed precision{rest}", highlight=False)
 
 
-def _render(paper: PaperTable, of_table: list[Cell]) -> tuple[Table, list[str]]:
+def _marks(encoding: str) -> dict[bool, str]:
+    """What stands behind a cell that agrees and one that does not."""
+    try:
+        "✓✗".encode(encoding)
+    except UnicodeEncodeError:
+        return {True: "=", False: "!="}
+    return {True: "✓", False: "✗"}
+
+
+def _render(of_table: list[Cell], marks: dict[bool, str]) -> tuple[Table, list[str]]:
     """A row a row of the paper; our value in full beside the printed one, with a mark and the number of its note."""
     columns = list(dict.fromkeys(cell.column for cell in of_table))
     with_ours = {cell.column for cell in of_table if cell.ours is not None or cell.column in COUNTED}
@@ -230,7 +253,7 @@ def _render(paper: PaperTable, of_table: list[Cell]) -> tuple[Table, list[str]]:
             if cell.column != TRUE_GFLOPS:
                 texts.append(Text(cell.paper or ""))
             if cell.column in with_ours:
-                texts.append(_ours(cell))
+                texts.append(_ours(cell, marks))
             if cell.note:
                 if cell.note not in notes:
                     notes.append(cell.note)
@@ -239,10 +262,10 @@ def _render(paper: PaperTable, of_table: list[Cell]) -> tuple[Table, list[str]]:
     return table, notes
 
 
-def _ours(cell: Cell) -> Text:
+def _ours(cell: Cell, marks: dict[bool, str]) -> Text:
     text = Text(_in_full(cell))
     if cell.match is not None:
-        text.append(" ✓", "green") if cell.match else text.append(" ✗", "red")
+        text.append(f" {marks[cell.match]}", "green" if cell.match else "red")
     return text
 
 

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from ..cost import console
 from ..doctor import version_of
-from ..files import replacing
+from ..files import check_writable, replacing
 from ..version import __version__
 
 
@@ -47,7 +47,6 @@ def write_json(result: Any, path: str | Path) -> None:
     if str(path) == "-":
         print(text)
         return
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as draft:
         draft.write_text(text + "\n")
 
@@ -61,9 +60,7 @@ class Results:
         self.json_to = json_to
         if json_to not in (None, "-"):
             # A path that cannot be written is found out now, not after the measurements; old results stay till then.
-            Path(json_to).parent.mkdir(parents=True, exist_ok=True)
-            with open(json_to, "a"):
-                pass
+            check_writable(json_to)
 
     def add(self, *rows: dict[str, Any]) -> None:
         self.rows += rows

@@ -31,11 +31,23 @@ def list_models(pattern: str = "*") -> list[str]:
 
 def create_model(name: str, **options: Any) -> nn.Module:
     """timm.create_model, but a name that does not exist is a ValueError with the nearest ones that do."""
-    if ":" not in name and not timm.is_model(name.partition(".")[0]):
+    check_name(name)
+    return timm.create_model(name, **options)
+
+
+def check_name(name: str) -> None:
+    """A ValueError where timm knows no such model; what has a ":" is not looked for here."""
+    if ":" in name:
+        return
+    architecture, _, tag = name.partition(".")
+    if not timm.is_model(architecture):
         near = get_close_matches(name, list_models(), n=3) or get_close_matches(name, timm.list_models(), n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() has all names"
         raise ValueError(f"there is no model {name!r}; {hint}")
-    return timm.create_model(name, **options)
+    try:
+        timm.get_pretrained_cfg(name)
+    except RuntimeError:
+        raise ValueError(f"{architecture} has no weights called {tag!r}; leave out .{tag}") from None
 
 
 def _last(module: Any) -> str:
