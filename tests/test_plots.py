@@ -32,6 +32,7 @@ def test_both_formats_are_written_and_repeat(kind, tmp_path):
 def test_labels_neither_overlap_nor_leave_the_picture(kind):
     figure, axes = drawn(kind)
     labels = [child for child in axes.get_children() if isinstance(child, Annotation) and child.get_text()]
+    labels.append(axes._left_title)
     boxes = [label.get_window_extent() for label in labels]
     assert len(labels) >= 4
     for (one, box), (other, other_box) in itertools.combinations(zip(labels, boxes, strict=True), 2):

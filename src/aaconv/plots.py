@@ -104,7 +104,7 @@ def _accuracy_against(table: int, column: str, series: tuple[Series, ...], title
 
 def _ratios() -> Figure:
     figure, axes = _new_figure(
-        "ResNet-50 with more and more attention, on ImageNet (figure 4 of the paper)", "ratio of attentional channels"
+        "More and more attention in ResNet-50 (figure 4 of the paper)", "ratio of attentional channels"
     )
     base, ablation, positions = TABLES[6].rows[1], TABLES[6].rows[2:], TABLES[7].rows
     x = [row.options["value_ratio"] for row in ablation]
