@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 
 import pytest
 import torch
@@ -36,10 +37,11 @@ def test_percentiles_of_known_samples():
 
 
 def test_time_is_that_of_one_call():
-    x = torch.randn(300, 300)
-    once = time_interleaved({"x": lambda: x @ x}, CPU, rounds=5)["x"].p50
-    inside = time_interleaved({"x": lambda: [x @ x for _ in range(10)]}, CPU, rounds=5, inside=10)["x"].p50
-    assert 0.2 < inside / once < 5
+    """Sleeps, which a busy machine can only make a little longer: ten of them undivided would be 200 ms."""
+    once = time_interleaved({"x": lambda: time.sleep(0.02)}, CPU, rounds=3)["x"].p20
+    inside = time_interleaved({"x": lambda: [time.sleep(0.02) for _ in range(10)]}, CPU, rounds=3, inside=10)["x"].p20
+    assert 20 <= once < 150
+    assert 20 <= inside < 150
 
 
 def test_no_rounds_are_refused():

@@ -44,7 +44,6 @@ def save(
         raise ValueError(f"seed must be at least 0, got {seed}")
     options = {"seed": seed} if name == "shapes" else {}
     dataset = open_dataset(name, data_dir, split, **options)
-    path.parent.mkdir(parents=True, exist_ok=True)
     with rc_context(STYLE), replacing(path) as draft:
         sheet(dataset, split, count=count, seed=seed).savefig(draft, dpi=160, facecolor="white")
     return path
