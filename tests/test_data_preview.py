@@ -58,13 +58,19 @@ def test_class_titles(name, title):
 
 
 def test_command_writes_the_same_picture_for_the_same_seed(tmp_path, capsys):
-    sheets = [tmp_path / "new" / f"{number}.png" for number in range(3)]
+    sheets = [tmp_path / f"{number}.png" for number in range(3)]
     for path, seed in zip(sheets, "001", strict=True):
         assert main(["data", "preview", "shapes", "-o", str(path), "--seed", seed, "--count", "6"]) == 0
     assert f"drew {sheets[0]}" in capsys.readouterr().out
     pictures = [Image.open(path).tobytes() for path in sheets]
     assert pictures[0] == pictures[1] != pictures[2]
     assert len(list(sheets[0].parent.iterdir())) == 3, "no drafts are left"
+
+
+def test_a_missing_folder_is_named_and_not_made(tmp_path, capsys):
+    assert main(["data", "preview", "shapes", "-o", str(tmp_path / "typo" / "sheet.png")]) == 2
+    assert f"there is no folder {tmp_path / 'typo'}" in capsys.readouterr().err
+    assert not (tmp_path / "typo").exists()
 
 
 def test_command_reads_folders(tmp_path):
