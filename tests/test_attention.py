@@ -1,4 +1,5 @@
 import logging
+import warnings
 
 import pytest
 import torch
@@ -7,7 +8,7 @@ from hypothesis import strategies as st
 from reference import direct_attention, exact_results, largest_error, random_inputs, with_gradients
 
 import aaconv.attention as attention
-from aaconv.attention import attend_2d, attention_maps, choose_backend, default_backend, set_default_backend
+from aaconv.attention import attend_2d, attention_maps, choose_backend, default_backend, sdpa, set_default_backend
 from aaconv.attention.eager import attention_logits
 
 TORCH_BACKENDS = ["eager", "sdpa"]
@@ -128,6 +129,37 @@ def test_maps_are_the_weights_of_the_values():
     values = qkv[..., 16:].flatten(1, 2).unflatten(-1, (2, 3)).transpose(1, 2)
     by_hand = (maps @ values).transpose(1, 2).reshape(2, 3, 5, 6)
     torch.testing.assert_close(by_hand, direct_attention(qkv, rel_h, rel_w, 2, 8))
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_the_backward_in_blocks_is_the_backward(threads, monkeypatch):
+    """Blocks that do not divide the heads or the pixels, against torch's own backward of the same call."""
+    before = torch.get_num_threads()
+    inputs = random_inputs(2, 5, 7, num_heads=2, key_depth=4, value_depth=3, tables="per-head")
+    cotangent = torch.randn(2, 5, 7, 6, dtype=torch.float64)
+    torch.set_num_threads(threads)
+    try:
+        monkeypatch.setattr(sdpa, "QUERIES_AT_ONCE", 16)
+        blocked = run(inputs, cotangent, "sdpa", 2, 8)
+        monkeypatch.setattr(sdpa, "_blocked_backward_is_faster", lambda *inputs: False)
+        whole = run(inputs, cotangent, "sdpa", 2, 8)
+    finally:
+        torch.set_num_threads(before)
+    for name, value in whole.items():
+        torch.testing.assert_close(blocked[name], value)
+
+
+def test_vmap_and_grad_of_torch_func():
+    qkv, rel_h, rel_w = random_inputs(3, 2, 3, num_heads=2, key_depth=4, value_depth=2)
+
+    def loss(one):
+        return attend_2d(one[None], rel_h, rel_w, num_heads=2, key_channels=8, backend="sdpa").square().sum()
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch has no batching rule for its kernel and says that it is slow
+        together = torch.func.vmap(torch.func.grad(loss))(qkv.detach())
+    alone = torch.stack([torch.func.grad(loss)(one) for one in qkv.detach()])
+    torch.testing.assert_close(together, alone)
 
 
 def test_sdpa_stores_nothing_quadratic():

@@ -5,11 +5,17 @@ the one-hot of its row and of its column. Their inner product is q.k plus exactl
 kernel needs no bias and nothing of size (HW) x (HW) is ever stored, forward or backward.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
 from .heads import join_heads, relative_logits, split_heads
+
+QUERIES_AT_ONCE = 256
+"""Rows of weights the backward on the CPU holds for each thread: few enough for its cache."""
 
 
 def why_not(
@@ -27,19 +33,84 @@ def attend(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads
     """[batch, height, width, 2*dk + dv] -> [batch, height, width, dv]."""
     height, width = qkv.shape[1:3]
     q, k, v = split_heads(qkv, num_heads, key_channels)
-    value_depth = v.shape[-1]
     q = q * q.shape[-1] ** -0.5
+    places = q.new_empty(height * width, 0)
     if rel_h is not None and rel_w is not None:
         q = torch.cat([q, *(part.to(q.dtype) for part in relative_logits(q, rel_h, rel_w))], dim=-1)
-        k = torch.cat([k, _rows_and_columns(height, width, k).expand(*k.shape[:2], -1, -1, -1)], dim=-1)
+        places = _rows_and_columns(height, width, k)
     q, k, v = (part.flatten(2, 3) for part in (q, k, v))
+    call = _WithBlockedBackward.apply if _blocked_backward_is_faster(q, k, v) else _attend_extended
+    return join_heads(call(q, k, v, places), height, width)
+
+
+def _attend_extended(q: Tensor, k: Tensor, v: Tensor, places: Tensor) -> Tensor:
+    """Extended queries q, keys k and values v [batch, heads, pixels, ...], one-hot places [pixels, height + width]."""
+    value_depth = v.shape[-1]
+    k = _extend(k, places)
     # The fused kernels want one depth for q, k and v (CPU), a multiple of 8 (CUDA): zeros change no product.
     depth = max(q.shape[-1], value_depth)
-    if qkv.is_cuda:
+    if q.is_cuda:
         depth += -depth % 8
     q, k, v = (_widen(part, depth) for part in (q, k, v))
-    out = F.scaled_dot_product_attention(q, k, v, scale=1.0)[..., :value_depth]
-    return join_heads(out, height, width)
+    return F.scaled_dot_product_attention(q, k, v, scale=1.0)[..., :value_depth]
+
+
+class _WithBlockedBackward(torch.autograd.Function):
+    """_attend_extended with a backward of its own, for the CPU.
+
+    torch's CPU kernel pads the few value channels to the depth of the extended keys, and in the backward three of five
+    products are then almost all zeros. Making the weights again, some queries at a time, is faster and needs less.
+    """
+
+    @staticmethod
+    def forward(q: Tensor, k: Tensor, v: Tensor, places: Tensor) -> Tensor:
+        return _attend_extended(q, k, v, places)
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        ctx.save_for_backward(*inputs, output)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+        *inputs, places, out = ctx.saved_tensors
+        shapes = [part.shape for part in inputs]
+        q, k, v, out, grad = (part.flatten(0, 1) for part in (*inputs, out, grad))
+        pixels, plain_q = k.shape[1], q[..., : k.shape[-1]].contiguous()
+        offset = (grad * out).sum(-1, keepdim=True)
+        dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
+        heads_at_once = max(1, min(len(q), torch.get_num_threads()))
+        # Written again and again: fresh memory for every block would cost as much as the products.
+        buffers = q.new_empty(2, heads_at_once, min(QUERIES_AT_ONCE, pixels), pixels)
+        for first in range(0, len(q), heads_at_once):
+            heads = slice(first, first + heads_at_once)
+            keys, values = _extend(k[heads], places), v[heads].transpose(1, 2)
+            for start in range(0, pixels, QUERIES_AT_ONCE):
+                rows = (heads, slice(start, start + QUERIES_AT_ONCE))
+                weights, dlogits = buffers[:, : len(keys), : q[rows].shape[1]]
+                torch.softmax(torch.bmm(q[rows], keys.transpose(1, 2), out=weights), -1, out=weights)
+                dv[heads].baddbmm_(weights.transpose(1, 2), grad[rows])
+                torch.baddbmm(offset[rows], grad[rows], values, beta=-1, out=dlogits).mul_(weights)
+                dq[rows] = torch.bmm(dlogits, keys)
+                dk[heads].baddbmm_(dlogits.transpose(1, 2), plain_q[rows])
+        return *(part.view(shape) for part, shape in zip((dq, dk, dv), shapes, strict=True)), None
+
+
+def _blocked_backward_is_faster(*inputs: Tensor) -> bool:
+    return (
+        inputs[0].device.type == "cpu"
+        and inputs[0].dtype in (torch.float32, torch.float64)
+        and torch.is_grad_enabled()
+        and any(part.requires_grad for part in inputs)
+        # A compiler would unroll the blocks, and vmap cannot look into them.
+        and not torch.compiler.is_compiling()
+        and not torch._C._are_functorch_transforms_active()
+    )
+
+
+def _extend(k: Tensor, places: Tensor) -> Tensor:
+    """Keys [..., pixels, depth] with the one-hot places of their pixels."""
+    return torch.cat([k, places.expand(*k.shape[:-2], -1, -1)], dim=-1)
 
 
 def _widen(part: Tensor, depth: int) -> Tensor:
@@ -50,7 +121,7 @@ def _widen(part: Tensor, depth: int) -> Tensor:
 
 
 def _rows_and_columns(height: int, width: int, like: Tensor) -> Tensor:
-    """One-hot of the row beside one-hot of the column of every pixel: [height, width, height + width]."""
+    """One-hot of the row beside one-hot of the column of every pixel: [height * width, height + width]."""
     rows = torch.eye(height, dtype=like.dtype, device=like.device)[:, None, :].expand(height, width, height)
     columns = torch.eye(width, dtype=like.dtype, device=like.device)[None, :, :].expand(height, width, width)
-    return torch.cat([rows, columns], dim=-1)
+    return torch.cat([rows, columns], dim=-1).flatten(0, 1)
