@@ -69,7 +69,7 @@ def _command_line() -> _Parser:
     parser.add_argument("--version", action="version", version=f"aaconv {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="command", required=True)
 
-    _add(commands, "demo", _demo, "train a small network with and without attention, on the CPU, in about a minute")
+    _add(commands, "demo", _demo, "train a small network with and without attention, on the CPU, in seconds")
 
     bench = _add(commands, "bench", None, "measure time and memory: layer, attention, model, table2")
     benches = bench.add_subparsers(title="benchmarks", dest="benchmark", metavar="benchmark", required=True)

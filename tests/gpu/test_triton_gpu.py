@@ -1,9 +1,12 @@
 """The compiled fused kernels: accuracy in every dtype, and what torch does with the operator around them."""
 
+import functools
 import random
 
+import fused_laws
 import pytest
 import torch
+from fused_laws import assert_as_good_as_eager, output_and_gradients, poisoned_buffers  # noqa: F401
 
 from aaconv.attention import eager, triton_backend
 
@@ -27,46 +30,7 @@ PAPER_SHAPES = [  # batch, height, width, heads, key depth, value depth
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
 
 
-@pytest.fixture(autouse=True)
-def poisoned_buffers(monkeypatch):
-    """What a kernel forgets to write must show."""
-    new_empty = torch.Tensor.new_empty
-
-    def poisoned(tensor, *args, **kwargs):
-        buffer = new_empty(tensor, *args, **kwargs)
-        return buffer.fill_(float("nan")) if type(buffer) is torch.Tensor else buffer
-
-    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
-
-
-def random_inputs(batch, height, width, heads, depth, value_depth, tables="shared", seed=0):
-    """float64 qkv, rel_h, rel_w and a gradient of the output."""
-    torch.manual_seed(seed)
-    options = {"dtype": torch.float64, "device": "cuda"}
-    qkv = torch.randn(batch, height, width, heads * (2 * depth + value_depth), **options)
-    lead = {"shared": (), "per head": (heads,)}.get(tables)
-    rel_h, rel_w = (
-        None if lead is None else torch.randn(*lead, 2 * side - 1, depth, **options) for side in (height, width)
-    )
-    return qkv, rel_h, rel_w, torch.randn(batch, height, width, heads * value_depth, **options)
-
-
-def output_and_gradients(attend, inputs, dtype, heads, depth):
-    *leaves, grad = [None if t is None else t.to(dtype, copy=True) for t in inputs]
-    leaves = [None if t is None else t.requires_grad_() for t in leaves]
-    out = attend(*leaves, num_heads=heads, key_channels=heads * depth)
-    out.backward(grad)
-    return [out.detach()] + [t.grad for t in leaves if t is not None]
-
-
-def assert_as_good_as_eager(inputs, dtype, heads, depth):
-    exact = output_and_gradients(eager.attend, inputs, torch.float64, heads, depth)
-    reference = output_and_gradients(eager.attend, inputs, dtype, heads, depth)
-    fused = output_and_gradients(triton_backend.attend, inputs, dtype, heads, depth)
-    largest = max(truth.abs().max() for truth in exact)  # a gradient may be zero: its rounding is that of its terms
-    for name, ours, theirs, truth in zip(["out", "qkv", "rel_h", "rel_w"], fused, reference, exact, strict=False):
-        allowed = 2 * (theirs - truth).abs().max() + torch.finfo(dtype).eps * largest
-        assert (ours - truth).abs().max() <= allowed, name
+random_inputs = functools.partial(fused_laws.random_inputs, device="cuda")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

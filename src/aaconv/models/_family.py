@@ -5,7 +5,8 @@ from collections.abc import Callable, Iterable
 from difflib import get_close_matches
 from typing import Any
 
-from timm.models import build_model_with_cfg, register_model
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import nn
 
 from ..augment import augment
@@ -67,6 +68,19 @@ def augment_network(
 ) -> None:
     """Augment by the paper's rule (where, downsample); the caller's options override it."""
     augment(model, (in_chans, *img_size), **(rule | options))
+
+
+def imagenet_cfgs(names: Iterable[str], **network: str) -> Any:
+    """timm's pretrained_cfg of each name: ImageNet at 224, and what the network calls its ends."""
+    common = {
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "pool_size": (7, 7),
+        "crop_pct": 0.875,
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+    }
+    return generate_default_cfgs({name: common | network for name in names})
 
 
 def entry_point(

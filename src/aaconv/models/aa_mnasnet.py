@@ -8,12 +8,20 @@ import re
 from functools import partial
 from typing import Any
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import efficientnet, generate_default_cfgs
+from timm.models import efficientnet
 from timm.models._efficientnet_builder import decode_arch_def, resolve_bn_args, round_channels
 from torch import nn
 
-from ._family import ATTENTION_OPTIONS, KINDS, augment_network, entry_point, image_size, keyword_names, sort_options
+from ._family import (
+    ATTENTION_OPTIONS,
+    KINDS,
+    augment_network,
+    entry_point,
+    image_size,
+    imagenet_cfgs,
+    keyword_names,
+    sort_options,
+)
 
 __all__ = ["MnasNet"]
 
@@ -84,22 +92,7 @@ _VARIANTS = {
     for width in (0.75, 1.0, 1.25, 1.4)
 }
 
-default_cfgs = generate_default_cfgs(
-    {
-        name: {
-            "num_classes": 1000,
-            "input_size": (3, 224, 224),
-            "pool_size": (7, 7),
-            "crop_pct": 0.875,
-            "interpolation": "bicubic",
-            "mean": IMAGENET_DEFAULT_MEAN,
-            "std": IMAGENET_DEFAULT_STD,
-            "first_conv": "conv_stem",
-            "classifier": "classifier",
-        }
-        for name in _VARIANTS
-    }
-)
+default_cfgs = imagenet_cfgs(_VARIANTS, interpolation="bicubic", first_conv="conv_stem", classifier="classifier")
 
 for _name, (_chosen, _doc) in _VARIANTS.items():
     globals()[_name] = entry_point(__name__, MnasNet, _name, _chosen, _doc, {"feature_cls": "getter"})

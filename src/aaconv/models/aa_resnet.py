@@ -8,8 +8,7 @@ import re
 from functools import partial
 from typing import Any
 
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import generate_default_cfgs, resnet
+from timm.models import resnet
 from torch import nn
 
 from ..gates import GATES
@@ -20,6 +19,7 @@ from ._family import (
     entry_point,
     gate_options,
     image_size,
+    imagenet_cfgs,
     keyword_names,
     sort_options,
 )
@@ -114,22 +114,7 @@ _VARIANTS = {
     for depth, shape in _DEPTHS.items()
 }
 
-default_cfgs = generate_default_cfgs(
-    {
-        name: {
-            "num_classes": 1000,
-            "input_size": (3, 224, 224),
-            "pool_size": (7, 7),
-            "crop_pct": 0.875,
-            "interpolation": "bilinear",
-            "mean": IMAGENET_DEFAULT_MEAN,
-            "std": IMAGENET_DEFAULT_STD,
-            "first_conv": "conv1",
-            "classifier": "fc",
-        }
-        for name in _VARIANTS
-    }
-)
+default_cfgs = imagenet_cfgs(_VARIANTS, interpolation="bilinear", first_conv="conv1", classifier="fc")
 
 for _name, (_chosen, _doc) in _VARIANTS.items():
     globals()[_name] = entry_point(__name__, ResNet, _name, _chosen, _doc)
