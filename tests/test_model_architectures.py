@@ -15,6 +15,10 @@ def on_meta(name):
         return timm.create_model(name)
 
 
+def parameters(model):
+    return sum(p.numel() for p in model.parameters())
+
+
 def test_plain_networks_are_timms_where_timm_has_them():
     x = torch.randn(1, 3, 64, 64)
     for ours, theirs in (("plain_resnet50", "resnet50"), ("plain_mnasnet_100", "semnasnet_100")):
