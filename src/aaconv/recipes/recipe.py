@@ -1,0 +1,86 @@
+"""What a training run is made of: one frozen dataclass, every field of which the command line can override."""
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+
+@dataclass(frozen=True)
+class Model:
+    """A network by its registered name, and the keywords it is built with (num_heads, position, key_ratio, ...)."""
+
+    name: str
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The cell of the paper that an experiment stands behind: aaconv.paper has its value."""
+
+    table: int
+    row: str
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """One experiment, complete: the same recipe and seed give the same run."""
+
+    name: str
+    summary: str
+    model: Model
+    data: str
+    epochs: int
+    batch: int
+    """Images a step, on all processes and accumulated parts together."""
+
+    task: Literal["classify", "detect"] = "classify"
+    evidence: Evidence | None = None
+
+    data_dir: str | None = None
+    size: int | None = None
+    """Height and width of the images; None: those of a small data set, else 224."""
+    workers: int = 4
+    max_unreadable: int = 100
+    train_limit: int | None = None
+    """Train on the first so many images only, drawn by the seed 0 where the set is ordered."""
+    eval_limit: int | None = None
+    holdout: int = 0
+    """Evaluate on so many images taken out of the training set, never on the test set: to settle hyperparameters."""
+
+    optimizer: str = "momentum"
+    """timm's name of it; "momentum" is SGD with momentum as in the paper, "sgd" has Nesterov's."""
+    lr: float | None = None
+    """The peak learning rate; None: lr_base * batch / lr_base_size, the paper's rule."""
+    lr_base: float = 0.2
+    lr_base_size: int = 256
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    clip_grad: float | None = None
+    accumulate: int = 1
+    """Parts of a batch that are computed one after the other."""
+
+    schedule: Literal["cosine", "step", "exponential", "constant"] = "cosine"
+    warmup: float = 0.05
+    """Part of the epochs in which the rate rises linearly from 0."""
+    decay_epochs: tuple[float, ...] = ()
+    """For "step": where the rate is multiplied by decay_rate. For "exponential": one number, the epochs between decays."""
+    decay_rate: float = 0.1
+    min_lr: float = 0.0
+
+    label_smoothing: float = 0.0
+    ema: float | None = None
+    """Decay of the moving average of the weights, which is then what is evaluated, too."""
+
+    precision: Literal["float32", "bf16", "fp16"] = "float32"
+    channels_last: bool = True
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
+    sync_batch_norm: bool = False
+    deterministic: bool = False
+    """Only algorithms that give the same bits every time; on the processor they do so anyway."""
+    seed: int = 0
+
+    eval_every: int = 1
+    """Epochs between evaluations; the last epoch is always evaluated."""
+    checkpoint_every: int | None = None
+    """Steps between checkpoints; None: one at the end of each epoch."""
+    keep: int = 3
+    """Checkpoints kept, the newest ones."""
