@@ -62,7 +62,7 @@ class Recipe:
     warmup: float = 0.05
     """Part of the epochs in which the rate rises linearly from 0."""
     decay_epochs: tuple[float, ...] = ()
-    """For "step": where the rate is multiplied by decay_rate. For "exponential": one number, the epochs between decays."""
+    """For "step": where the rate is multiplied by decay_rate. For "exponential": the epochs between two decays."""
     decay_rate: float = 0.1
     min_lr: float = 0.0
 
