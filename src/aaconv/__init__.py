@@ -1,6 +1,6 @@
 """Attention augmented convolutions for PyTorch: convolutional networks that also attend."""
 
-from . import models
+from . import models, recipes
 from .attention import attend_2d, default_backend, set_default_backend
 from .augment import augment
 from .layer import AAConv1d, AAConv2d, attention_channels
@@ -15,5 +15,6 @@ __all__ = [
     "augment",
     "default_backend",
     "models",
+    "recipes",
     "set_default_backend",
 ]

@@ -1,5 +1,32 @@
-"""Recipes: what a training run is made of, one an experiment of the paper."""
+"""Recipes: what a training run is made of, one an experiment of the paper.
 
+recipes.get("cifar100-small-aa")        # by name; recipes.names() lists them
+recipes.save(recipe, "recipe.yaml")     # and recipes.load takes it back
+recipes.override(recipe, {"epochs": 30, "model_options": {"num_heads": 4}})
+"""
+
+from importlib.util import find_spec
+
+from .catalogue import get, names, paper_row, paper_value, register
+from .files import load, save
+from .overrides import override
 from .recipe import Evidence, Model, Recipe
 
-__all__ = ["Evidence", "Model", "Recipe"]
+if find_spec(f"{__name__}.detection"):
+    from .detection import DETECTION
+
+    register(*DETECTION)
+
+__all__ = [
+    "Evidence",
+    "Model",
+    "Recipe",
+    "get",
+    "load",
+    "names",
+    "override",
+    "paper_row",
+    "paper_value",
+    "register",
+    "save",
+]

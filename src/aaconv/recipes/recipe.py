@@ -1,5 +1,6 @@
 """What a training run is made of: one frozen dataclass, every field of which the command line can override."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -53,6 +54,8 @@ class Recipe:
     lr_base: float = 0.2
     lr_base_size: int = 256
     momentum: float = 0.9
+    eps: float | None = None
+    """What the optimiser adds to a denominator, where it has one; None: its own default."""
     weight_decay: float = 0.0
     clip_grad: float | None = None
     accumulate: int = 1
@@ -84,3 +87,27 @@ class Recipe:
     """Steps between checkpoints; None: one at the end of each epoch."""
     keep: int = 3
     """Checkpoints kept, the newest ones."""
+
+    def __post_init__(self) -> None:
+        for names, fits, expected in _LIMITS:
+            for name in names.split():
+                value = getattr(self, name)
+                if value is not None and not fits(value):
+                    raise ValueError(f"{name} must be {expected}, got {name}={value}")
+        if self.schedule == "step" and not self.decay_epochs:
+            raise ValueError("the schedule 'step' needs decay_epochs, got none")
+        if self.schedule == "exponential" and len(self.decay_epochs) != 1:
+            raise ValueError(f"the schedule 'exponential' needs one of decay_epochs, got {list(self.decay_epochs)}")
+        if self.batch % self.accumulate:
+            raise ValueError(f"batch must be divisible by accumulate, got {self.batch} and {self.accumulate}")
+
+
+_LIMITS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
+    ("epochs batch size train_limit eval_limit accumulate keep", lambda n: n >= 1, "at least 1"),
+    ("eval_every checkpoint_every", lambda n: n >= 1, "at least 1"),
+    ("workers max_unreadable holdout seed weight_decay momentum min_lr eps", lambda x: x >= 0, "at least 0"),
+    ("lr lr_base lr_base_size clip_grad", lambda x: 0 < x < float("inf"), "above 0"),
+    ("warmup label_smoothing", lambda x: 0 <= x < 1, "at least 0 and below 1"),
+    ("ema decay_rate", lambda x: 0 < x <= 1, "above 0 and at most 1"),
+    ("decay_epochs", lambda epochs: all(epoch > 0 for epoch in epochs), "above 0"),
+)
