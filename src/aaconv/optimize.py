@@ -1,0 +1,102 @@
+"""The optimiser and the learning rate of a recipe, both timm's."""
+
+from typing import Any
+
+import torch
+from timm.optim import create_optimizer_v2
+from timm.scheduler import CosineLRScheduler, MultiStepLRScheduler, StepLRScheduler
+from timm.scheduler.scheduler import Scheduler
+from torch import nn
+from torch.optim import Optimizer
+
+from .recipes.recipe import Recipe
+
+
+def peak_rate(recipe: Recipe) -> float:
+    """The learning rate after the warm-up: `lr`, or the paper's rule, in proportion to the batch."""
+    return recipe.lr if recipe.lr is not None else recipe.lr_base * recipe.batch / recipe.lr_base_size
+
+
+def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
+    """timm's optimiser of that name; the weight decay holds for all weights, as in the paper."""
+    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    options: dict[str, Any] = {}
+    if recipe.optimizer in ("momentum", "sgd") and parameters[0].is_cuda:
+        # One kernel, and no look at the gradients by the host where they are scaled.
+        options["fused"] = True
+    try:
+        return create_optimizer_v2(
+            parameters,
+            opt=recipe.optimizer,
+            lr=peak_rate(recipe),
+            weight_decay=recipe.weight_decay,
+            momentum=recipe.momentum,
+            **options,
+        )
+    except (ValueError, TypeError) as error:
+        raise ValueError(f"optimizer={recipe.optimizer!r} cannot be used: {error}") from None
+
+
+def make_schedule(recipe: Recipe, optimizer: Optimizer, steps_per_epoch: int) -> Scheduler:
+    """`schedule.step_update(n)` sets the rate of the step that follows n others.
+
+    It rises linearly from 0 over `warmup` of the epochs. Then "cosine" falls from the peak at the warm-up's end to
+    min_lr after the last step; "step" multiplies by decay_rate at each of decay_epochs and "exponential" every
+    decay_epochs[0] epochs, both counted from the beginning of the run.
+    """
+    if not 0 <= recipe.warmup < 1:
+        raise ValueError(f"warmup must be a part of the epochs, 0 or more and less than 1, got {recipe.warmup}")
+    if recipe.min_lr and recipe.schedule != "cosine":
+        raise ValueError(f"min_lr is for the cosine schedule, got min_lr={recipe.min_lr} with {recipe.schedule!r}")
+    total = recipe.epochs * steps_per_epoch
+    warm_up = round(recipe.warmup * total)
+    common = {"warmup_t": warm_up, "warmup_lr_init": 0.0, "t_in_epochs": False}
+    match recipe.schedule:
+        case "cosine":
+            if not 0 <= recipe.min_lr <= peak_rate(recipe):
+                raise ValueError(f"min_lr must be 0 to the peak {peak_rate(recipe):g}, got {recipe.min_lr}")
+            return CosineLRScheduler(
+                optimizer, max(1, total - warm_up), lr_min=recipe.min_lr, warmup_prefix=True, **common
+            )
+        case "step":
+            # timm decays one update before the one that is named.
+            decays = [round(epoch * steps_per_epoch) + 1 for epoch in sorted(recipe.decay_epochs)]
+            return MultiStepLRScheduler(optimizer, decays, recipe.decay_rate, warmup_prefix=False, **common)
+        case "exponential":
+            if len(recipe.decay_epochs) != 1 or recipe.decay_epochs[0] <= 0:
+                raise ValueError(
+                    f"the exponential schedule needs the epochs between two decays, one positive number, "
+                    f"got decay_epochs={recipe.decay_epochs}"
+                )
+            every = recipe.decay_epochs[0] * steps_per_epoch
+            return StepLRScheduler(optimizer, every, recipe.decay_rate, warmup_prefix=False, **common)
+        case "constant":
+            return StepLRScheduler(optimizer, 1, 1.0, warmup_prefix=False, **common)
+    raise ValueError(f"schedule must be cosine, step, exponential or constant, got {recipe.schedule!r}")
+
+
+def rate_of(optimizer: Optimizer) -> float:
+    return optimizer.param_groups[0]["lr"]
+
+
+def optimizer_tensors(optimizer: Optimizer) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The state in two parts: tensors by name, and the rest, which JSON can hold."""
+    state = optimizer.state_dict()
+    tensors, numbers = {}, {}
+    for index, values in state["state"].items():
+        for name, value in values.items():
+            (tensors if isinstance(value, torch.Tensor) else numbers)[f"{index}.{name}"] = value
+    return tensors, {"numbers": numbers, "groups": state["param_groups"]}
+
+
+def load_optimizer(optimizer: Optimizer, tensors: dict[str, torch.Tensor], rest: dict[str, Any]) -> None:
+    """Take back what `optimizer_tensors` gave; what is shaped like its parameter gets its memory layout, too."""
+    state: dict[int, dict[str, Any]] = {}
+    for key, value in {**tensors, **rest["numbers"]}.items():
+        index, _, name = key.partition(".")
+        state.setdefault(int(index), {})[name] = value
+    optimizer.load_state_dict({"state": state, "param_groups": rest["groups"]})
+    for parameter, values in optimizer.state.items():
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor) and value.shape == parameter.shape:
+                values[name] = torch.empty_like(parameter, dtype=value.dtype).copy_(value).requires_grad_(False)

@@ -1,0 +1,328 @@
+"""What a training run leaves behind, and everything that is read from it again: one folder a run.
+
+recipe.yaml        what was to be done
+environment.json   versions, device, commit
+metrics.csv        a row an epoch, only what is the same every time; speed.csv: what is not
+config.json        with model.safetensors, the last weights: timm.create_model("local-dir:RUN", pretrained=True)
+model-best.safetensors, model-ema.safetensors
+checkpoints/       to go on from
+summary.json, curves.png   at the end
+"""
+
+import csv
+import json
+import os
+import re
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from timm.data import ImageNetInfo
+from torch import nn
+
+from . import recipes
+from .benchmark.report import environment
+from .checkpoint import Tensors, encode, read_weights, write_file
+from .doctor import version_of
+from .files import replacing
+from .models import create_model
+from .recipes.recipe import Recipe
+from .tasks import Facts, create_task
+
+RECIPE, ENVIRONMENT, METRICS, SPEED = "recipe.yaml", "environment.json", "metrics.csv", "speed.csv"
+CONFIG, SUMMARY, CURVES, CHECKPOINTS = "config.json", "summary.json", "curves.png", "checkpoints"
+WEIGHTS = {"last": "model.safetensors", "best": "model-best.safetensors", "ema": "model-ema.safetensors"}
+OURS = (RECIPE, ENVIRONMENT, METRICS, SPEED, CONFIG, SUMMARY, CHECKPOINTS, *WEIGHTS.values())
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A network in evaluation mode and what it takes to use it: names of classes, statistics and size of images."""
+
+    model: nn.Module
+    recipe: Recipe | None
+    classes: tuple[str, ...] | None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    size: int
+    task: str
+    source: str
+    metrics: dict[str, Any] | None
+
+
+def is_run(path: str | Path) -> bool:
+    """Is this a folder that a training run was written into?"""
+    return (Path(path) / RECIPE).is_file()
+
+
+def is_finished(run: str | Path) -> bool:
+    summary = Path(run) / SUMMARY
+    return summary.is_file() and bool(_read_json(summary).get("finished"))
+
+
+def check_free(run: Path) -> None:
+    """A ValueError if there is something in the folder that a run would overwrite."""
+    if is_run(run):
+        raise ValueError(
+            f"{run} holds a run already; go on with it: aaconv train --resume {run}, or name another folder"
+        )
+    if run.exists() and not run.is_dir():
+        raise ValueError(f"{run} is a file, not a folder for a run; name another")
+    if there := [name for name in OURS if (run / name).exists()]:
+        raise ValueError(f"{run} has a {there[0]} that no run has written; name another folder")
+
+
+def make(run: Path) -> None:
+    """The folder; only now, when all that a run needs has been found."""
+    check_free(run)
+    run.mkdir(parents=True, exist_ok=True)
+
+
+def load_model(
+    source: str | Path,
+    *,
+    weights: str | Path | None = None,
+    pretrained: bool = False,
+    options: dict[str, Any] | None = None,
+    num_classes: int | None = None,
+    device: torch.device | str = "cpu",
+) -> Loaded:
+    """The network of a run folder, or one by its registered name.
+
+    weights      of a run: last, best or ema; by default ema where there is one, else last. Or a file, of tensors only
+    pretrained   of a name: with timm's weights
+    options, num_classes   of a name: what it is built with
+    """
+    if is_run(source):
+        if options or num_classes or pretrained:
+            raise ValueError(f"{source} is a run, its network is built as it was trained: leave out model options")
+        return _load_run(Path(source), weights, device)
+    if isinstance(source, Path) or "/" in source or source.startswith("."):
+        raise ValueError(f"{source} is no run folder, it has no {RECIPE}; and models have no slash in their names")
+    return _load_named(source, weights, pretrained, options or {}, num_classes, device)
+
+
+def _load_run(run: Path, weights: str | Path | None, device: torch.device | str) -> Loaded:
+    recipe, config = recipes.load(run / RECIPE), read_config(run)
+    facts = facts_of(config, run)
+    model = create_task(recipe).build(facts)
+    if weights is None:
+        weights = "ema" if (run / WEIGHTS["ema"]).is_file() else "last"
+    file = run / WEIGHTS[weights] if weights in WEIGHTS else Path(weights)
+    if weights in WEIGHTS and not file.is_file():
+        there = [name for name, path in WEIGHTS.items() if (run / path).is_file()]
+        hint = f"it has {', '.join(there)}" if there else "it has none yet: wait for its first checkpoint"
+        raise ValueError(f"{run} has no weights {weights!r}; {hint}")
+    fill(model, file)
+    summary = run / SUMMARY
+    return Loaded(
+        model=model.to(device).eval(),
+        recipe=recipe,
+        classes=facts.classes,
+        mean=facts.mean,
+        std=facts.std,
+        size=facts.size,
+        task=recipe.task,
+        source=str(run),
+        metrics=_read_json(summary) if summary.is_file() else None,
+    )
+
+
+def _load_named(
+    name: str,
+    weights: str | Path | None,
+    pretrained: bool,
+    options: dict[str, Any],
+    num_classes: int | None,
+    device: torch.device | str,
+) -> Loaded:
+    try:
+        model = create_model(name, pretrained=pretrained, num_classes=num_classes, **options)
+    except TypeError as error:
+        raise ValueError(f"{name} cannot be built with {options}: {error}") from None
+    except RuntimeError as error:
+        raise ValueError(f"{name} cannot be built: {str(error).splitlines()[0]}") from None
+    if weights is not None:
+        if weights in WEIGHTS:
+            raise ValueError(f"weights {weights!r} belong to a run folder; of a model name a file of weights")
+        fill(model, Path(weights))
+    known = model.pretrained_cfg
+    # Only ImageNet's own thousand classes have names there.
+    imagenet = pretrained and num_classes is None and model.num_classes == 1000
+    classes = tuple(ImageNetInfo().label_descriptions()) if imagenet else None
+    return Loaded(
+        model=model.to(device).eval(),
+        recipe=None,
+        classes=classes,
+        mean=tuple(known["mean"]),
+        std=tuple(known["std"]),
+        size=options.get("img_size", known["input_size"][-1]),
+        task="classify",
+        source=name,
+        metrics=None,
+    )
+
+
+def fill(model: nn.Module, path: Path) -> None:
+    """Read weights into the network; a ValueError names the first that does not fit."""
+    tensors, own = read_weights(path), model.state_dict()
+    for name in own.keys() | tensors.keys():
+        if name not in tensors or name not in own or own[name].shape != tensors[name].shape:
+            found = f"{list(tensors[name].shape)}" if name in tensors else "nothing"
+            wanted = f"{list(own[name].shape)}" if name in own else "nothing"
+            raise ValueError(f"{path} does not fit the network: of {name} it has {found}, the network {wanted}")
+    model.load_state_dict(tensors)
+
+
+def facts_of(config: dict[str, Any], run: Path) -> Facts:
+    """What the network of a run was built for, out of its config.json."""
+    try:
+        known = config["pretrained_cfg"]
+        size = known["input_size"][-1]
+        return Facts(tuple(config["label_names"]), tuple(known["mean"]), tuple(known["std"]), size)
+    except (KeyError, TypeError, IndexError):
+        raise ValueError(f"{run / CONFIG} is not what a run writes") from None
+
+
+def read_config(run: str | Path) -> dict[str, Any]:
+    return _read_json(Path(run) / CONFIG)
+
+
+def read_environment(run: str | Path) -> dict[str, Any]:
+    return _read_json(Path(run) / ENVIRONMENT)
+
+
+def read_summary(run: str | Path) -> dict[str, Any]:
+    return _read_json(Path(run) / SUMMARY)
+
+
+def read_metrics(run: str | Path) -> list[Row]:
+    """The rows of metrics.csv, as numbers; what was not measured is None."""
+    return _read_rows(Path(run) / METRICS)
+
+
+def read_speed(run: str | Path) -> list[Row]:
+    return _read_rows(Path(run) / SPEED)
+
+
+def write_rows(path: Path, rows: list[Row], columns: list[str]) -> None:
+    """A CSV file, whole; numbers are written so that reading gives the same again."""
+    with replacing(path) as draft, draft.open("w", newline="") as file:
+        writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows({name: "" if value is None else value for name, value in row.items()} for row in rows)
+
+
+def write_json(path: Path, content: Any) -> None:
+    with replacing(path) as draft:
+        draft.write_text(json.dumps(content, indent=2) + "\n")
+
+
+def write_weights(path: Path, tensors: Tensors) -> None:
+    with replacing(path) as draft:
+        write_file(draft, encode(tensors))
+
+
+def link(source: Path, target: Path) -> None:
+    """The same file under another name, without a copy where the disk can do that."""
+    with replacing(target) as draft:
+        try:
+            os.link(source, draft)
+        except OSError:
+            shutil.copyfile(source, draft)
+
+
+def environment_of(device: torch.device, processes: int) -> dict[str, Any]:
+    """What a run depends on besides its recipe."""
+    found = environment(device)
+    found |= {package: version_of(package) for package in ("torchvision", "safetensors")}
+    return found | {"processes": processes}
+
+
+def summary_of(
+    recipe: Recipe, known: dict[str, Any], rows: list[Row], speed: list[Row], metrics: tuple[str, ...], parameters: int
+) -> dict[str, Any]:
+    """summary.json: the last evaluation, and what it took."""
+    last = rows[-1]
+    versions = ("aaconv", "python", "torch", "torchvision", "timm", "triton", "cuda")
+    seconds = sorted(row["seconds"] for row in speed)
+    return {
+        "name": recipe.name,
+        "model": recipe.model.name,
+        "options": recipe.model.options,
+        "data": recipe.data,
+        "task": recipe.task,
+        "seed": recipe.seed,
+        "epochs": recipe.epochs,
+        "steps": last["step"],
+        **{name: last[name] for name in metrics},
+        "train_loss": last["train_loss"],
+        "parameters": parameters,
+        "seconds_per_epoch": seconds[len(seconds) // 2],
+        "peak_memory_bytes": max(row["peak_memory_bytes"] for row in speed),
+        "device": known["device"],
+        "processes": known["processes"],
+        "commit": known["commit"],
+        "versions": {name: known.get(name) for name in versions},
+        "date": known["date"],
+        "overrides": overrides_of(recipe),
+        "finished": True,
+    }
+
+
+def overrides_of(recipe: Recipe) -> dict[str, Any]:
+    """The fields that differ from the recipe of that name in the catalogue."""
+    if recipe.name not in recipes.names():
+        return {}
+    own, usual = asdict(recipe), asdict(recipes.get(recipe.name))
+    return {name: value for name, value in own.items() if value != usual[name]}
+
+
+def record_result(run: str | Path, folder: str | Path = "results") -> Path:
+    """Copy the small record of a finished run to folder/DATASET/MODEL-OPTIONS-seedN.json, and its metrics beside it.
+
+    `aaconv table` reads them.
+    """
+    run = Path(run)
+    if not is_run(run):
+        raise ValueError(f"{run} is no run folder, it has no {RECIPE}")
+    if not is_finished(run):
+        raise ValueError(f"{run} is not finished; go on with it: aaconv train --resume {run}")
+    summary, rows = _read_json(run / SUMMARY), read_metrics(run)
+    dataset = re.sub(r"[^\w.-]+", "-", summary["data"].rstrip("/").rpartition("/")[2])
+    options = [f"{name}_{value}" for name, value in sorted(summary["options"].items())]
+    name = "-".join([summary["model"], *options, f"seed{summary['seed']}"])
+    place = Path(folder) / dataset
+    place.mkdir(parents=True, exist_ok=True)
+    path = place / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}.json"
+    write_json(path, summary | {"dataset": dataset})
+    write_rows(path.with_suffix(".csv"), rows, list(rows[0]))
+    return path
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+    if not isinstance(found, dict):
+        raise ValueError(f"{path} is not what a run writes")
+    return found
+
+
+def _read_rows(path: Path) -> list[Row]:
+    try:
+        with path.open(newline="") as file:
+            return [{name: _number(value) for name, value in row.items()} for row in csv.DictReader(file)]
+    except ValueError as error:
+        raise ValueError(f"{path} is damaged: {error}") from None
+
+
+def _number(text: str | None) -> int | float | None:
+    if not text:
+        return None
+    return int(text) if re.fullmatch(r"-?\d+", text) else float(text)
