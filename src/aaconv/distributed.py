@@ -159,8 +159,11 @@ def joined(device: str | None = None) -> Iterator[World]:
     try:
         rank, size = dist.get_rank(), dist.get_world_size()
         yield World(where, rank, size, dist.new_group(backend="gloo", timeout=PATIENCE))
-    finally:
+    except SystemExit:
         dist.destroy_process_group()
+        raise
+    # Not after an error: it would wait for processes that may not answer any more.
+    dist.destroy_process_group()
 
 
 @contextmanager

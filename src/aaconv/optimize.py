@@ -24,6 +24,8 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     if recipe.optimizer in ("momentum", "sgd") and parameters[0].is_cuda:
         # One kernel, and no look at the gradients by the host where they are scaled.
         options["fused"] = True
+    if recipe.eps is not None:
+        options["eps"] = recipe.eps
     try:
         return create_optimizer_v2(
             parameters,

@@ -76,12 +76,6 @@ def check_free(run: Path) -> None:
         raise ValueError(f"{run} has a {there[0]} that no run has written; name another folder")
 
 
-def make(run: Path) -> None:
-    """The folder; only now, when all that a run needs has been found."""
-    check_free(run)
-    run.mkdir(parents=True, exist_ok=True)
-
-
 def load_model(
     source: str | Path,
     *,
@@ -294,11 +288,16 @@ def record_result(run: str | Path, folder: str | Path = "results") -> Path:
         raise ValueError(f"{run} is not finished; go on with it: aaconv train --resume {run}")
     summary, rows = _read_json(run / SUMMARY), read_metrics(run)
     dataset = re.sub(r"[^\w.-]+", "-", summary["data"].rstrip("/").rpartition("/")[2])
+    recipe = recipes.load(run / RECIPE)
+    if recipe.holdout or recipe.eval_limit or recipe.train_limit:
+        dataset += "-part"  # the tables must not take it for a run on all images
     options = [f"{name}_{value}" for name, value in sorted(summary["options"].items())]
     name = "-".join([summary["model"], *options, f"seed{summary['seed']}"])
     place = Path(folder) / dataset
-    place.mkdir(parents=True, exist_ok=True)
     path = place / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}.json"
+    if path.exists() and _read_json(path) != summary | {"dataset": dataset}:
+        raise ValueError(f"{path} is there already, of another run; move it away first")
+    place.mkdir(parents=True, exist_ok=True)
     write_json(path, summary | {"dataset": dataset})
     write_rows(path.with_suffix(".csv"), rows, list(rows[0]))
     return path

@@ -5,27 +5,24 @@ import resource
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from timm.utils import ModelEmaV3
-from torch import nn
 
-from . import checkpoint, recipes, run_folder
-from .checkpoint import Checkpoint
-from .data.loaders import mix
-from .distributed import World, joined, restarted, talking
+from . import recipes, run_folder
+from .checkpoint import Checkpoint, Tensors
+from .distributed import World, joined, restarted
 from .interrupt import Interrupts
-from .optimize import load_optimizer, make_optimizer, make_schedule, optimizer_tensors, rate_of
+from .learner import Learner
 from .progress import Display
 from .recipes.recipe import Recipe
 from .run_folder import Row
+from .run_writer import RunWriter
 from .running import RunningSums
 from .tasks import create_task
 
-DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 # What a process tells the others between two steps; from SIGNAL on: it received a signal.
 GO, LOOK, FAILED, SIGNAL = 0, 1, 2, 10
 
@@ -89,8 +86,8 @@ def _run(recipe: Recipe, run: Path, world: World, *, again: bool) -> dict[str, A
             print(f"{run} is finished already", flush=True)
         return world.first_does(lambda: run_folder.read_summary(run))
     try:
-        with _settings(recipe), Interrupts() as interrupts:
-            return Trainer(recipe, run, world, interrupts, again=again).train()
+        with _settings(recipe):
+            return Trainer(recipe, run, world, again=again).train()
     except Stopped as stopped:
         if world.first:
             print(f"aaconv: {stopped.args[1]}", file=sys.stderr, flush=True)
@@ -105,8 +102,8 @@ def _run(recipe: Recipe, run: Path, world: World, *, again: bool) -> dict[str, A
 class Trainer:
     """A run at one position: `epoch` epochs are complete, and `step` steps of the next one."""
 
-    def __init__(self, recipe: Recipe, run: Path, world: World, interrupts: Interrupts, *, again: bool = False) -> None:
-        self.recipe, self.run, self.world, self.interrupts = recipe, run, world, interrupts
+    def __init__(self, recipe: Recipe, run: Path, world: World, *, again: bool = False) -> None:
+        self.recipe, self.run, self.world, self.interrupts = recipe, run, world, Interrupts()
         share = world.size * recipe.accumulate
         if recipe.batch % share:
             raise ValueError(
@@ -114,33 +111,19 @@ class Trainer:
                 f"{recipe.accumulate}; try {max(1, recipe.batch // share) * share}"
             )
         self.task = create_task(recipe)
-        facts = self.task.facts()
-        torch.manual_seed(mix(recipe.seed, 0))
-        self.config = self.task.config(facts)
-        model = world.prepare(self.task.build(facts), sync_batch_norm=recipe.sync_batch_norm)
-        layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
-        self.model = model.to(world.device, memory_format=layout)
-        self.ema = ModelEmaV3(self.model, decay=recipe.ema) if recipe.ema is not None else None
-        if recipe.compile != "off":
-            for network in filter(None, (self.model, self.ema and self.ema.module)):
-                network.compile(mode=None if recipe.compile == "default" else recipe.compile, dynamic=False)
-        self.net = world.wrap(self.model)
         self.train_loader, self.eval_loader = self.task.loaders(recipe.batch // share, world)
         self.steps_per_epoch = len(self.train_loader) // recipe.accumulate
         if self.steps_per_epoch == 0:
             raise ValueError(f"the images for training do not fill one batch of {recipe.batch}; lower batch")
-        self.optimizer = make_optimizer(recipe, self.model)
-        self.schedule = make_schedule(recipe, self.optimizer, self.steps_per_epoch)
-        self.scaler = torch.amp.GradScaler(world.device.type, enabled=recipe.precision == "fp16")
+        self.learner = Learner(recipe, self.task, world, self.steps_per_epoch)
+        self.writer = RunWriter(run, recipe, self.task)
         self.epoch = self.step = self.seen = 0
         self.sums = RunningSums(self.task.running, world.device)
         self.rows: list[Row] = []
         self.speed: list[Row] = []
-        self.seconds, self._begun, self._known_bad = 0.0, None, False
         self.best: dict[str, Any] | None = None
-        self.lines: list[str] = []
-        # Each process draws its own dropout.
-        torch.manual_seed(mix(recipe.seed, 1, world.rank))
+        self.seconds, self._begun = 0.0, None
+        self._looks_bad = False
         self._open(again)
 
     @property
@@ -148,17 +131,12 @@ class Trainer:
         """Steps since the beginning of the run."""
         return self.epoch * self.steps_per_epoch + self.step
 
-    @property
-    def judged(self) -> nn.Module:
-        """What is evaluated: the average of the weights, where there is one."""
-        return self.model if self.ema is None else self.ema.module
-
     def train(self) -> dict[str, Any]:
         display = Display.silent()
         if self.world.first:
             display = Display(self.recipe, self.steps_per_epoch, (self.epoch, self.step))
-        with display as self.display:
-            for line in self.lines:
+        with self.interrupts, display as self.display:
+            for line in self.writer.lines:
                 display.say(line)
             while self.epoch < self.recipe.epochs:
                 self._train_epoch()
@@ -167,7 +145,7 @@ class Trainer:
 
     def _train_epoch(self) -> None:
         self._start_clock()
-        self.net.train()
+        self.learner.net.train()
         batches = iter(self.train_loader.batches(self.epoch, self.step * self.recipe.accumulate))
         while self.step < self.steps_per_epoch:
             try:
@@ -176,7 +154,7 @@ class Trainer:
                 self.world.leave(FAILED)
                 raise
             self._listen()
-            self._take_step(first, batches)
+            self.learner.take_step(self.steps, first, batches, self.sums)
             self.step += 1
             self.seen += self.recipe.batch
             self._show()
@@ -184,36 +162,10 @@ class Trainer:
             if every and self.steps % every == 0 and self.step < self.steps_per_epoch:
                 self._save()
 
-    def _take_step(self, batch: Any, batches: Iterator[Any]) -> None:
-        recipe, parts = self.recipe, self.recipe.accumulate
-        self.schedule.step_update(self.steps)
-        for part in range(parts):
-            batch = next(batches) if part else batch
-            with self.world.gradients(self.net, travel=part == parts - 1), talking():
-                with self._precision():
-                    loss, metrics = self.task.loss(self.net, batch)
-                self.scaler.scale(loss / parts if parts > 1 else loss).backward()
-            self.sums.add(loss, metrics)
-        if recipe.clip_grad is not None:
-            self.scaler.unscale_(self.optimizer)
-            torch.nn.utils.clip_grad_norm_(self.model.parameters(), recipe.clip_grad)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.ema is not None:
-            self.ema.update(self.model, step=self.steps + 1)
-
-    def _precision(self) -> torch.autocast:
-        dtype = DTYPES[self.recipe.precision]
-        # No cache of casts under the compiler: inside a CUDA graph it would outlive the step.
-        cache = self.recipe.compile == "off"
-        on = dtype is not torch.float32
-        return torch.autocast(self.world.device.type, dtype if on else None, enabled=on, cache_enabled=cache)
-
     def _listen(self) -> None:
         """Between two steps: does any process have to stop?"""
         news = SIGNAL + self.interrupts.received if self.interrupts.received else GO
-        if not news and (self._known_bad or (self.world.device.type == "cpu" and self.sums.first_bad() is not None)):
+        if not news and (self._looks_bad or (self.world.device.type == "cpu" and self.sums.first_bad() is not None)):
             news = LOOK
         news = self.world.highest(news)
         if news == FAILED:
@@ -230,13 +182,13 @@ class Trainer:
         if (answer := self.sums.answer()) is None:
             return
         (loss, *metrics), finite, parts = answer
-        self._known_bad = not finite
+        self._looks_bad = not finite
         self.display.step(
             self.epoch,
             parts // self.recipe.accumulate,
             loss=loss,
             accuracy=metrics[0] if metrics else None,
-            lr=rate_of(self.optimizer),
+            lr=self.learner.rate,
             images=self.seen,
         )
 
@@ -246,20 +198,18 @@ class Trainer:
         bad = self.world.lowest(none if bad is None else bad)
         if bad != none:
             step = self.epoch * self.steps_per_epoch + bad // self.recipe.accumulate + 1
-            raise NotFinite(f"the loss is not finite at step {step} (epoch {self.epoch + 1}); {self._last_good()}")
-        if not self.world.lowest(int(_all_finite(self.model))):
-            raise NotFinite(f"a weight is not finite after step {self.steps}; {self._last_good()}")
-
-    def _last_good(self) -> str:
-        there = checkpoint.paths(self.run / run_folder.CHECKPOINTS)
-        kept = f"the last good state is {there[-1]}" if there else "there is no checkpoint yet"
-        return f"{kept}; try a smaller learning rate, or clip_grad"
+            raise NotFinite(
+                f"the loss is not finite at step {step}, epoch {self.epoch + 1}; {self.writer.last_good()}; "
+                "a smaller lr or clip_grad may help"
+            )
+        if not self.world.lowest(int(self.learner.is_finite())):
+            raise NotFinite(f"a weight is not finite after step {self.steps}; {self.writer.last_good()}")
 
     def _finish_epoch(self) -> None:
         self._check_finite()
         loss, *running = self.sums.means(self.world.size)
         seconds = self._stop_clock()
-        row: Row = {"epoch": self.epoch + 1, "step": self.steps, "lr": rate_of(self.optimizer), "train_loss": loss}
+        row: Row = {"epoch": self.epoch + 1, "step": self.steps, "lr": self.learner.rate, "train_loss": loss}
         row |= {f"train_{name}": value for name, value in zip(self.task.running, running, strict=True)}
         last = self.epoch + 1 == self.recipe.epochs
         if last or (self.epoch + 1) % self.recipe.eval_every == 0:
@@ -281,15 +231,13 @@ class Trainer:
             self._save()
 
     def _evaluate(self) -> dict[str, float]:
-        self.world.same_buffers(self.judged)
-        self.judged.eval()
+        judged = self.learner.judged.eval()
+        self.world.same_buffers(judged)
         try:
-            with torch.no_grad(), self._precision():
-                return self.task.evaluate(self.judged, self._watched(self.eval_loader.batches()))
+            with torch.no_grad(), self.learner.precision():
+                return self.task.evaluate(judged, self._watched(self.eval_loader.batches()))
         except _Interrupted:
             self._stop(self.interrupts.received)
-        finally:
-            self.model.train()
 
     def _watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """A process that is alone obeys a signal in the middle of an evaluation; many finish it first."""
@@ -300,15 +248,8 @@ class Trainer:
 
     def _write_epoch(self, improved: bool) -> None:
         if improved:
-            run_folder.write_weights(self.run / run_folder.WEIGHTS["best"], self.judged.state_dict())
-        self._write_tables()
-
-    def _write_tables(self) -> None:
-        running = [f"train_{name}" for name in self.task.running]
-        columns = ["epoch", "step", "lr", "train_loss", *running, *self.task.metrics]
-        run_folder.write_rows(self.run / run_folder.METRICS, self.rows, columns)
-        columns = ["epoch", "seconds", "images_per_second", "peak_memory_bytes"]
-        run_folder.write_rows(self.run / run_folder.SPEED, self.speed, columns)
+            self.writer.best(self.learner.judged)
+        self.writer.tables(self.rows, self.speed)
 
     def _stop(self, signal_number: int) -> None:
         path = self._save()
@@ -318,95 +259,44 @@ class Trainer:
     def _save(self) -> Path:
         """A checkpoint of this position, unless the loss was not finite on the way to it."""
         self._check_finite()
-        random = self.world.gather(_random_state(self.world.device))
+        random = self.world.gather(self.learner.random_state())
         return self.world.first_does(lambda: self._write_checkpoint(random))
 
-    def _write_checkpoint(self, random: list[dict[str, torch.Tensor]]) -> Path:
-        optimizer, rest = optimizer_tensors(self.optimizer)
-        tensors = {"model": self.model.state_dict(), "optimizer": optimizer}
-        tensors["random"] = {f"{rank}.{name}": one for rank, some in enumerate(random) for name, one in some.items()}
-        if self.ema is not None:
-            tensors["ema"] = self.ema.module.state_dict()
-        state = {
-            "epoch": self.epoch,
-            "step": self.step,
-            "running": self.sums.state(),
-            "seconds": self._elapsed(),
-            "rows": self.rows,
-            "speed": self.speed,
-            "best": self.best,
-            "optimizer": rest,
-            "scaler": self.scaler.state_dict(),
-        }
-        folder = self.run / run_folder.CHECKPOINTS
-        try:
-            path = checkpoint.save(folder, self.steps, state, tensors, keep=self.recipe.keep)
-            for name, file in (("model", "last"), ("ema", "ema")):
-                if name in tensors:
-                    run_folder.link(path / f"{name}.safetensors", self.run / run_folder.WEIGHTS[file])
-        except OSError as error:
-            there = checkpoint.paths(folder)
-            kept = f"the last good one is {there[-1]}" if there else "there is none yet"
-            reason = f"{self.run} has vanished" if not self.run.is_dir() else error.strerror or str(error)
-            raise OSError(f"the checkpoint of step {self.steps} cannot be written: {reason}; {kept}") from error
-        return path
+    def _write_checkpoint(self, random: list[Tensors]) -> Path:
+        tensors, rest = self.learner.state(random)
+        position = {"epoch": self.epoch, "step": self.step, "running": self.sums.state(), "seconds": self._elapsed()}
+        tables = {"rows": self.rows, "speed": self.speed, "best": self.best}
+        return self.writer.checkpoint(self.steps, position | tables | rest, tensors)
 
     def _open(self, again: bool) -> None:
-        """Begin the folder, or take the state from it; both in the first process alone."""
-        found = self.world.first_does(self._read_checkpoint if again else self._begin)
+        """Begin the folder, or take the state from it; the first process reads and writes for all."""
+        about = self.world.device, self.world.size
+        if not again:
+            self.world.first_does(lambda: self.writer.begin(*about))
+            return
+        found = self.world.first_does(lambda: self.writer.newest(*about))
         if found is not None:
             self._load(found)
-            self.lines.append(f"going on at step {self.steps}, epoch {min(self.epoch + 1, self.recipe.epochs)}")
-            self.world.first_does(self._write_tables)
-
-    def _begin(self) -> None:
-        run_folder.make(self.run)
-        recipes.save(self.recipe, self.run / run_folder.RECIPE)
-        self._describe()
-
-    def _describe(self) -> None:
-        known = run_folder.environment_of(self.world.device, self.world.size)
-        run_folder.write_json(self.run / run_folder.ENVIRONMENT, known)
-        run_folder.write_json(self.run / run_folder.CONFIG, self.config)
-
-    def _read_checkpoint(self) -> Checkpoint | None:
-        found = checkpoint.load_newest(self.run / run_folder.CHECKPOINTS, self.lines.append)
-        if found is None:
-            self.lines.append(f"{self.run} has no checkpoint yet: starting at the beginning")
-        if not (self.run / run_folder.CONFIG).is_file() or not (self.run / run_folder.ENVIRONMENT).is_file():
-            self._describe()
-        return found
+        # Rows of epochs after the checkpoint are made again.
+        self.world.first_does(lambda: self.writer.tables(self.rows, self.speed))
 
     def _load(self, found: Checkpoint) -> None:
-        state, tensors = found.state, found.tensors
+        state = found.state
         try:
-            self.model.load_state_dict(tensors["model"])
-            if self.ema is not None:
-                self.ema.module.load_state_dict(tensors["ema"])
-            load_optimizer(self.optimizer, tensors["optimizer"], state["optimizer"])
-            self.scaler.load_state_dict(state["scaler"])
+            self.learner.load(found.tensors, state)
             self.sums.load(state["running"])
             self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
             self.rows, self.speed, self.best = state["rows"], state["speed"], state["best"]
-            _set_random_state(tensors["random"], self.world)
         except (KeyError, RuntimeError) as error:
             reason = str(error).splitlines()[0]
             raise ValueError(f"{found.path} does not fit {self.run / run_folder.RECIPE}: {reason}") from None
 
     def _finish(self) -> dict[str, Any]:
-        parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        known = run_folder.read_environment(self.run)
-        summary = run_folder.summary_of(self.recipe, known, self.rows, self.speed, self.task.metrics, parameters)
-        summary["best"] = {"metric": self.task.headline, **self.best} if self.best else None
-        run_folder.write_json(self.run / run_folder.SUMMARY, summary)
-        with suppress(ModuleNotFoundError):
-            from .curves import draw
-
-            draw([self.run], self.run / run_folder.CURVES)
-        return summary
+        parameters = sum(parameter.numel() for parameter in self.learner.model.parameters())
+        return self.writer.finish(self.rows, self.speed, self.best, parameters)
 
     def _start_clock(self) -> None:
-        self._known_bad = False
+        self._looks_bad = False
         self._begun = time.perf_counter()
         if self.world.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.world.device)
@@ -426,29 +316,11 @@ class _Interrupted(Exception):
     """A signal came during an evaluation."""
 
 
-def _all_finite(model: nn.Module) -> bool:
-    floats = [tensor for tensor in model.state_dict().values() if tensor.is_floating_point()]
-    return bool(torch.stack([tensor.isfinite().all() for tensor in floats]).all())
-
-
 def _peak_memory(device: torch.device) -> int:
     """Bytes: of torch's allocator on a GPU, of the whole process on a processor."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
     return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-
-
-def _random_state(device: torch.device) -> dict[str, torch.Tensor]:
-    state = {"cpu": torch.get_rng_state()}
-    return state | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
-
-
-def _set_random_state(states: dict[str, torch.Tensor], world: World) -> None:
-    """Of this rank; with more processes than before the new ones keep their own."""
-    if f"{world.rank}.cpu" in states:
-        torch.set_rng_state(states[f"{world.rank}.cpu"])
-    if world.device.type == "cuda" and f"{world.rank}.cuda" in states:
-        torch.cuda.set_rng_state(states[f"{world.rank}.cuda"], world.device)
 
 
 @contextmanager

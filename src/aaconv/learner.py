@@ -1,0 +1,110 @@
+"""A network with what changes its weights: one optimiser step after another, without waiting for the device."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from timm.utils import ModelEmaV3
+from torch import nn
+
+from .checkpoint import Tensors
+from .data.loaders import mix
+from .distributed import World, talking
+from .optimize import load_optimizer, make_optimizer, make_schedule, optimizer_tensors, rate_of
+from .recipes.recipe import Recipe
+from .running import RunningSums
+from .tasks import Task
+
+DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class Learner:
+    """The network of a recipe, its moving average, optimiser, learning rate and precision."""
+
+    def __init__(self, recipe: Recipe, task: Task, world: World, steps_per_epoch: int) -> None:
+        self.recipe, self.task, self.world = recipe, task, world
+        torch.manual_seed(mix(recipe.seed, 0))
+        model = world.prepare(task.build(task.facts()), sync_batch_norm=recipe.sync_batch_norm)
+        layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
+        self.model = model.to(world.device, memory_format=layout)
+        self.ema = ModelEmaV3(self.model, decay=recipe.ema) if recipe.ema is not None else None
+        if recipe.compile != "off":
+            for network in (self.model, *([self.ema.module] if self.ema else [])):
+                network.compile(mode=None if recipe.compile == "default" else recipe.compile, dynamic=False)
+        self.net = world.wrap(self.model)
+        self.optimizer = make_optimizer(recipe, self.model)
+        self.schedule = make_schedule(recipe, self.optimizer, steps_per_epoch)
+        self.scaler = torch.amp.GradScaler(world.device.type, enabled=recipe.precision == "fp16")
+        # From here on random numbers are dropout's, and each process draws its own.
+        torch.manual_seed(mix(recipe.seed, 1, world.rank))
+
+    @property
+    def judged(self) -> nn.Module:
+        """What is evaluated: the moving average of the weights, where there is one."""
+        return self.model if self.ema is None else self.ema.module
+
+    @property
+    def rate(self) -> float:
+        """The learning rate of the last step."""
+        return rate_of(self.optimizer)
+
+    def take_step(self, done: int, batch: Any, batches: Iterator[Any], sums: RunningSums) -> None:
+        """The step that follows `done` others, on this batch and as many more as the recipe accumulates."""
+        parts, parameters = self.recipe.accumulate, self.model.parameters()
+        self.schedule.step_update(done)
+        for part in range(parts):
+            batch = next(batches) if part else batch
+            with self.world.gradients(self.net, travel=part == parts - 1), talking():
+                with self.precision():
+                    loss, metrics = self.task.loss(self.net, batch)
+                self.scaler.scale(loss / parts if parts > 1 else loss).backward()
+            sums.add(loss, metrics)
+        if self.recipe.clip_grad is not None:
+            self.scaler.unscale_(self.optimizer)
+            nn.utils.clip_grad_norm_(parameters, self.recipe.clip_grad)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.ema is not None:
+            self.ema.update(self.model, step=done + 1)
+
+    def precision(self) -> torch.autocast:
+        """Within it the network computes in the recipe's precision."""
+        dtype = DTYPES[self.recipe.precision]
+        lower = dtype is not torch.float32
+        # No cache of casts under the compiler: inside a CUDA graph it would outlive the step.
+        cache = self.recipe.compile == "off"
+        return torch.autocast(self.world.device.type, dtype if lower else None, enabled=lower, cache_enabled=cache)
+
+    def is_finite(self) -> bool:
+        """Are all weights and statistics numbers? Waits for the device."""
+        floats = [tensor for tensor in self.model.state_dict().values() if tensor.is_floating_point()]
+        return bool(torch.stack([tensor.isfinite().all() for tensor in floats]).all())
+
+    def random_state(self) -> Tensors:
+        """Of this process."""
+        device = self.world.device
+        state = {"cpu": torch.get_rng_state()}
+        return state | ({"cuda": torch.cuda.get_rng_state(device)} if device.type == "cuda" else {})
+
+    def state(self, random: list[Tensors]) -> tuple[dict[str, Tensors], dict[str, Any]]:
+        """Tensors, by file and name, and what JSON can hold; `random` is the random state of each process."""
+        optimizer, rest = optimizer_tensors(self.optimizer)
+        tensors = {"model": self.model.state_dict(), "optimizer": optimizer}
+        tensors["random"] = {f"{rank}.{name}": one for rank, some in enumerate(random) for name, one in some.items()}
+        if self.ema is not None:
+            tensors["ema"] = self.ema.module.state_dict()
+        return tensors, {"optimizer": rest, "scaler": self.scaler.state_dict()}
+
+    def load(self, tensors: dict[str, Tensors], rest: dict[str, Any]) -> None:
+        """Take back what `state` gave. Processes that were not there then keep their own random numbers."""
+        self.model.load_state_dict(tensors["model"])
+        if self.ema is not None:
+            self.ema.module.load_state_dict(tensors["ema"])
+        load_optimizer(self.optimizer, tensors["optimizer"], rest["optimizer"])
+        self.scaler.load_state_dict(rest["scaler"])
+        random, rank, device = tensors["random"], self.world.rank, self.world.device
+        if f"{rank}.cpu" in random:
+            torch.set_rng_state(random[f"{rank}.cpu"])
+        if device.type == "cuda" and f"{rank}.cuda" in random:
+            torch.cuda.set_rng_state(random[f"{rank}.cuda"], device)

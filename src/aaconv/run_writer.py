@@ -1,0 +1,99 @@
+"""The first process's side of a run folder: everything that training writes, and what it goes on from."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import checkpoint, recipes, run_folder
+from .checkpoint import Checkpoint, Tensors
+from .recipes.recipe import Recipe
+from .run_folder import Row
+from .tasks import Task
+
+SPEED_COLUMNS = ("epoch", "seconds", "images_per_second", "peak_memory_bytes")
+
+
+class RunWriter:
+    """Writes into the folder `run`. An error names what could not be written and the last good checkpoint."""
+
+    def __init__(self, run: Path, recipe: Recipe, task: Task) -> None:
+        self.run, self.recipe, self.task = run, recipe, task
+        self.checkpoints = run / run_folder.CHECKPOINTS
+        self.lines: list[str] = []
+        """What is to be said when the display is there."""
+
+    def begin(self, device: torch.device, processes: int) -> None:
+        """Make the folder; only now, when the data and the network have been found."""
+        run_folder.check_free(self.run)
+        self.run.mkdir(parents=True, exist_ok=True)
+        recipes.save(self.recipe, self.run / run_folder.RECIPE)
+        self._describe(device, processes)
+
+    def newest(self, device: torch.device, processes: int) -> Checkpoint | None:
+        """What the run goes on from; None: it was ended before its first checkpoint."""
+        found = checkpoint.load_newest(self.checkpoints, self.lines.append)
+        self._describe(device, processes)
+        if found is None:
+            self.lines.append(f"{self.run} has no checkpoint yet: starting at the beginning")
+        else:
+            self.lines.append(f"going on from {found.path}")
+            self._publish(found.path)
+        return found
+
+    def _describe(self, device: torch.device, processes: int) -> None:
+        known = run_folder.environment_of(device, processes)
+        run_folder.write_json(self.run / run_folder.ENVIRONMENT, known)
+        run_folder.write_json(self.run / run_folder.CONFIG, self.task.config(self.task.facts()))
+
+    def tables(self, rows: list[Row], speed: list[Row]) -> None:
+        with self._writing("the metrics"):
+            running = [f"train_{name}" for name in self.task.running]
+            columns = ["epoch", "step", "lr", "train_loss", *running, *self.task.metrics]
+            run_folder.write_rows(self.run / run_folder.METRICS, rows, columns)
+            run_folder.write_rows(self.run / run_folder.SPEED, speed, list(SPEED_COLUMNS))
+
+    def best(self, model: nn.Module) -> None:
+        with self._writing("the best weights"):
+            run_folder.write_weights(self.run / run_folder.WEIGHTS["best"], model.state_dict())
+
+    def checkpoint(self, steps: int, state: dict[str, Any], tensors: dict[str, Tensors]) -> Path:
+        """The state after so many steps; its weights become the run's last ones."""
+        with self._writing(f"the checkpoint of step {steps}"):
+            path = checkpoint.save(self.checkpoints, steps, state, tensors, keep=self.recipe.keep)
+            self._publish(path)
+        return path
+
+    def finish(self, rows: list[Row], speed: list[Row], best: dict[str, Any] | None, parameters: int) -> dict[str, Any]:
+        """summary.json, which is returned, and the curves."""
+        known = run_folder.read_environment(self.run)
+        summary = run_folder.summary_of(self.recipe, known, rows, speed, self.task.metrics, parameters)
+        summary["best"] = {"metric": self.task.headline, **best} if best else None
+        with self._writing("the summary"):
+            run_folder.write_json(self.run / run_folder.SUMMARY, summary)
+            with suppress(ModuleNotFoundError):
+                from .curves import draw  # matplotlib is slow to import
+
+                draw([self.run], self.run / run_folder.CURVES)
+        return summary
+
+    def last_good(self) -> str:
+        there = checkpoint.paths(self.checkpoints)
+        return f"the last good checkpoint is {there[-1]}" if there else "there is no checkpoint yet"
+
+    def _publish(self, path: Path) -> None:
+        for name, weights in (("model", "last"), ("ema", "ema")):
+            file = path / f"{name}.safetensors"
+            if file.is_file():
+                run_folder.link(file, self.run / run_folder.WEIGHTS[weights])
+
+    @contextmanager
+    def _writing(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            reason = f"{self.run} has vanished" if not self.run.is_dir() else error.strerror or str(error)
+            raise OSError(f"{what} cannot be written: {reason}; {self.last_good()}") from error
