@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ..version import __version__
-from . import bench, look
+from . import bench, look, take
 from .parsing import Parser, add, nearest
 
 
@@ -50,7 +50,7 @@ def _command_line() -> Parser:
 
     add(commands, "demo", _demo, "train a small network with and without attention, on the CPU, in seconds")
 
-    for module in (look, bench):
+    for module in (look, bench, take):
         module.add_commands(commands)
     return parser
 
