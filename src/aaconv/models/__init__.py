@@ -2,7 +2,7 @@
 
 A name is `<kind>_<network>`: the kind is plain, se, ge, bam, cbam, gala or aa (attention augmented), the network
 resnet18, 34, 50, 101, 152; wrn28_10, 28_2, 16_4, 40_2; for plain and aa mnasnet_075, 100, 125, 140; and for plain, se
-and aa the detectors retinanet_resnet50, 101. Keywords reach the layers:
+and aa the detectors retinanet_resnet50, 101 and the demo's small. Keywords reach the layers:
 `timm.create_model("aa_resnet50", key_ratio=0.5, value_ratio=0.5, position="sinusoidal", num_heads=4)`.
 """
 
@@ -12,20 +12,21 @@ from typing import Any
 import timm
 from torch import nn
 
-from . import aa_mnasnet, aa_resnet, aa_retinanet, aa_wide_resnet
+from . import aa_mnasnet, aa_resnet, aa_retinanet, aa_small, aa_wide_resnet
 from .aa_mnasnet import MnasNet
 from .aa_resnet import ResNet
 from .aa_retinanet import RetinaNet, retinanet
+from .aa_small import SmallNet
 from .aa_wide_resnet import WideResNet
 
-__all__ = ["MnasNet", "ResNet", "RetinaNet", "WideResNet", "create_model", "list_models", "retinanet"]
+__all__ = ["MnasNet", "ResNet", "RetinaNet", "SmallNet", "WideResNet", "create_model", "list_models", "retinanet"]
 
 
 def list_models(pattern: str = "*") -> list[str]:
     """Our names that fit the wildcard pattern, family by family."""
     return [
         name
-        for family in (aa_resnet, aa_wide_resnet, aa_mnasnet, aa_retinanet)
+        for family in (aa_resnet, aa_wide_resnet, aa_mnasnet, aa_retinanet, aa_small)
         for name in timm.list_models(pattern, module=_last(family))
     ]
 
