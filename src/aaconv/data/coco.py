@@ -92,8 +92,9 @@ def open_detection(
     """The training or the test images of a data set with boxes.
 
     name      shapes (options: size, number, seed), or coco/PATH: annotations/instances_{train,val}.json or
-              instances_{train,val}2017.json, and the images in a folder named likewise; PATH is relative to data_dir.
-              `coco` alone is data_dir itself, or the folder coco where data lie by default.
+              instances_{train,val}2017.json, and the images in a folder named likewise. PATH is relative to data_dir;
+              without one to this folder, or to where data lie by default. `coco` alone is data_dir itself, or coco
+              where data lie by default.
     """
     if split not in SPLITS:
         raise ValueError(f"split must be 'train' or 'test', got {split!r}")
@@ -167,9 +168,11 @@ def read_image(path: str | Path) -> Tensor:
 def _coco_root(rest: str, data_dir: str | Path | None) -> Path:
     if data_dir is not None and not Path(data_dir).is_dir():
         raise FileNotFoundError(f"the data folder {data_dir} does not exist")
-    if rest:
-        return Path(data_dir or ".") / rest
-    return Path(data_dir) if data_dir is not None else default_data_dir() / "coco"
+    if data_dir is not None:
+        return Path(data_dir) / rest
+    if rest and (Path(rest).is_dir() or Path(rest).is_absolute()):
+        return Path(rest)
+    return default_data_dir() / (rest or "coco")
 
 
 def _open_coco(root: Path, split: str) -> DetectionDataset:

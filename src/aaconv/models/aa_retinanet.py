@@ -200,19 +200,19 @@ def _halvings(name: str, conv: nn.Conv2d, size: tuple[int, int]) -> int:
     return 2 if name.startswith("layer2.") else 0
 
 
-_AUGMENTED = {
-    "where": re.compile(r"layer[234]\.[1-9]\d*\.conv2"),
-    "downsample": _halvings,
-    "min_key_channels_per_head": 0,
-}
+def _settings(kind: str, depth: int) -> dict[str, Any]:
+    settings: dict[str, Any] = {"backbone": f"{kind}_resnet{depth}", "img_size": 640}
+    if kind != "aa":
+        return settings
+    conv = "conv1" if depth < 50 else "conv2"
+    where = re.compile(rf"layer[234]\.[1-9]\d*\.{conv}")  # no block with a stride, which is the first of its stage
+    return settings | {"where": where, "downsample": _halvings, "min_key_channels_per_head": 0}
+
 
 _VARIANTS = {
-    f"{kind}_retinanet_resnet{depth}": (
-        {"backbone": f"{kind}_resnet{depth}", "img_size": 640, **(_AUGMENTED if kind == "aa" else {})},
-        f"RetinaNet on ResNet-{depth}, {KINDS[kind]}.",
-    )
+    f"{kind}_retinanet_resnet{depth}": (_settings(kind, depth), f"RetinaNet on ResNet-{depth}, {KINDS[kind]}.")
     for kind in ("plain", "se", "aa")
-    for depth in (50, 101)
+    for depth in (18, 50, 101)
 }
 
 default_cfgs = generate_default_cfgs(

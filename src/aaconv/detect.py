@@ -1,0 +1,301 @@
+"""Training to find objects: RetinaNet's loss, and mean average precision as COCO measures it."""
+
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from .data.coco import DetectionDataset, open_detection
+from .data.detection_loader import Batch, make_detection_loader
+from .detection import DetectionLoss, Detections, PostprocessSettings, Targets, postprocess
+from .detection.results import (
+    HOW_TO_SCORE,
+    METRICS,
+    Result,
+    mean_average_precision,
+    read_results,
+    scorer,
+    to_results,
+    write_results,
+)
+from .distributed import World, total
+from .models import create_model
+from .recipes.recipe import Recipe
+from .tasks import HOLDOUT_SEED, Facts, Loader, Task
+
+LARGE = 640
+DETECTIONS = "detections.json"
+EVALUATION = PostprocessSettings(threshold=0.01)
+"""Precision is measured over all scores: also what is hardly ever right counts, after all that is better."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Detect(Task):
+    """Batches are (images [batch, 3, size, size], `Targets`)."""
+
+    headline = "mAP"
+    metrics = ("loss", "class_loss", "box_loss", *METRICS)
+
+    def __init__(self, recipe: Recipe) -> None:
+        super().__init__(recipe)
+        self.criterion = DetectionLoss()
+        self._train_criterion: nn.Module = self.criterion
+        if recipe.compile != "off":
+            self._train_criterion = torch.compile(self.criterion, dynamic=False)
+        self._judged: DetectionDataset | None = None
+        self._world: World | None = None
+        self._told = False
+
+    @cached_property
+    def data(self) -> tuple[DetectionDataset, DetectionDataset]:
+        """The images of training and of evaluation."""
+        return open_data(self.recipe)
+
+    def facts(self) -> Facts:
+        train, _ = self.data
+        return Facts(train.classes, tuple(train.mean), tuple(train.std), image_size(self.recipe, train))
+
+    def build(self, facts: Facts) -> nn.Module:
+        model = self.recipe.model
+        try:
+            network = create_model(model.name, num_classes=len(facts.classes), **self._options(facts))
+        except TypeError as error:
+            raise ValueError(f"{model.name} cannot be built with {model.options}: {error}") from None
+        if not hasattr(network, "anchors"):
+            raise ValueError(f"{model.name} is no detector; `aaconv models retinanet` lists those there are")
+        if facts.size % network.multiple:
+            nearest = max(1, round(facts.size / network.multiple)) * network.multiple
+            raise ValueError(f"size must be a multiple of {network.multiple}, got {facts.size}; try {nearest}")
+        return network
+
+    def config(self, facts: Facts) -> dict[str, Any]:
+        config = super().config(facts)
+        config["model_args"] = self._options(facts)
+        config["category_ids"] = list(self.data[0].category_ids)
+        return config
+
+    def _options(self, facts: Facts) -> dict[str, Any]:
+        return {"img_size": facts.size} | self.recipe.model.options
+
+    def loaders(self, batch: int, world: World) -> tuple[Loader, Loader]:
+        size = self.facts().size
+        train, test = (
+            evaluation_loader(self.recipe, images, batch, world, size, train=training)
+            for images, training in zip(self.data, (True, False), strict=True)
+        )
+        self._judged, self._world = test.dataset, world
+        return train, test
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        images, targets = batch
+        anchors = torch.cat(_bare(model).anchors(tuple(images.shape[-2:]), images.device))
+        logits, codes = model(images)
+        class_loss, box_loss = self._train_criterion(logits, codes, anchors, targets.boxes, targets.labels)
+        return class_loss + box_loss, {}
+
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float | None]:
+        if self._judged is None or self._world is None:
+            raise RuntimeError("loaders() comes before evaluate(): it says which images the batches are of")
+        found = find(model, batches, self._judged, self.criterion, self._world)
+        values: dict[str, float | None] = dict(found.losses)
+        if scorer() is None:
+            if not self._told and self._world.first:
+                _logger.warning("no mAP here, only the loss is measured: %s", HOW_TO_SCORE)
+            self._told = True
+            return values | dict.fromkeys(METRICS)
+        scores = mean_average_precision(self._judged, found.results, found.seen) if self._world.first else None
+        return values | self._world.share(scores)
+
+
+def open_data(recipe: Recipe) -> tuple[DetectionDataset, DetectionDataset]:
+    """What a recipe trains on and what it evaluates on, limits and held-out images considered."""
+    train = open_detection(recipe.data, recipe.data_dir, "train", **_shapes_options(recipe, train=True))
+    if recipe.holdout:
+        if not 0 < recipe.holdout < len(train):
+            raise ValueError(f"holdout must be 0 to {len(train) - 1}, the images less one, got {recipe.holdout}")
+        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(HOLDOUT_SEED))
+        test, train = train.subset(order[: recipe.holdout]), train.subset(order[recipe.holdout :].sort().values)
+    else:
+        test = open_test(recipe)
+    if test.category_ids != train.category_ids or test.classes != train.classes:
+        odd = sorted(
+            set(zip(test.category_ids, test.classes, strict=True))
+            ^ set(zip(train.category_ids, train.classes, strict=True))
+        )
+        raise ValueError(f"{train.name}: training and test images must have the same categories; only one has {odd[0]}")
+    return _limited("train_limit", train, recipe.train_limit), _limited("eval_limit", test, recipe.eval_limit)
+
+
+def open_test(recipe: Recipe) -> DetectionDataset:
+    return open_detection(recipe.data, recipe.data_dir, "test", **_shapes_options(recipe, train=False))
+
+
+def _limited(name: str, dataset: DetectionDataset, limit: int | None) -> DetectionDataset:
+    if limit is None:
+        return dataset
+    if not 1 <= limit <= len(dataset):
+        raise ValueError(f"{name} must be 1 to {len(dataset)}, the number of images, got {limit}")
+    return dataset.take(limit)
+
+
+def _shapes_options(recipe: Recipe, *, train: bool) -> dict[str, Any]:
+    """shapes are drawn in the size that is wanted, and no more of them than are."""
+    if recipe.data != "shapes":
+        return {}
+    limit = recipe.train_limit if train else recipe.eval_limit
+    number = None if limit is None else limit + (recipe.holdout if train else 0)
+    wanted = {"size": recipe.size, "number": number}
+    return {name: value for name, value in wanted.items() if value is not None}
+
+
+def image_size(recipe: Recipe, dataset: DetectionDataset) -> int:
+    """The side of the canvas that the network sees."""
+    if recipe.size is not None:
+        return recipe.size
+    return int(dataset.sizes.max()) if recipe.data == "shapes" else LARGE
+
+
+def evaluation_loader(
+    recipe: Recipe, dataset: DetectionDataset, batch: int, world: World, size: int, *, train: bool = False
+) -> Any:
+    return make_detection_loader(
+        dataset,
+        batch,
+        size=size,
+        train=train,
+        workers=recipe.workers,
+        max_unreadable=recipe.max_unreadable,
+        device=world.device,
+        seed=recipe.seed,
+        rank=world.rank,
+        world_size=world.size,
+    )
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a network finds in the images of all processes, and its mean losses."""
+
+    results: list[Result]
+    seen: list[int]
+    losses: dict[str, float]
+
+
+@torch.no_grad()
+def find(
+    model: nn.Module, batches: Iterable[Batch], dataset: DetectionDataset, criterion: DetectionLoss, world: World
+) -> Found:
+    """Every image of every process once. A last batch that is smaller is filled up: shapes stay, nothing recompiles."""
+    results: list[Result] = []
+    seen: list[int] = []
+    sums = torch.zeros(3, dtype=torch.float64, device=world.device)
+    full = 0
+    for images, targets in batches:
+        number, full = len(images), max(full, len(images))
+        size = tuple(images.shape[-2:])
+        if number < full:
+            images = torch.cat([images, images[:1].expand(full - number, -1, -1, -1)])
+        anchors = _bare(model).anchors(size, images.device)
+        logits, codes = (output[:number].float() for output in model(images))
+        losses = criterion(logits, codes, torch.cat(anchors), targets.boxes, targets.labels)
+        sums += number * torch.stack([torch.ones_like(losses[0]), *losses]).double()
+        found = postprocess(logits, codes, anchors, targets.sizes.tolist(), EVALUATION)
+        for index, detections in in_image_pixels(found, targets, dataset):
+            seen.append(index)
+            image_id = dataset.image_ids[dataset.place(index)]
+            results += to_results(detections, image_id, dataset.category_ids)
+    number, class_loss, box_loss = total(sums).tolist()
+    if number == 0:
+        raise ValueError("there is no image to evaluate on")
+    losses = {"loss": class_loss + box_loss, "class_loss": class_loss, "box_loss": box_loss}
+    parts = world.gather((results, seen))
+    return Found(
+        [result for results, _ in parts for result in results],
+        sorted(index for _, seen in parts for index in seen),
+        {name: value / number for name, value in losses.items()},
+    )
+
+
+def in_image_pixels(
+    found: list[Detections], targets: Targets, dataset: DetectionDataset
+) -> Iterator[tuple[int, Detections]]:
+    """(index of the image, what was found in it) with the boxes in pixels of its file instead of its canvas."""
+    for one, index, placed in zip(found, targets.index.tolist(), targets.sizes.tolist(), strict=True):
+        height, width = dataset.sizes[dataset.place(index)].tolist()
+        scale = one.boxes.new_tensor([width / placed[1], height / placed[0]] * 2)
+        yield index, Detections((one.boxes * scale).cpu(), one.scores.cpu(), one.labels.cpu())
+
+
+def evaluate_run(
+    loaded: Any,
+    *,
+    data: str | None = None,
+    data_dir: str | None = None,
+    batch: int = 32,
+    workers: int | None = None,
+    limit: int | None = None,
+    detections: str | Path | None = None,
+    save: str | Path | None = None,
+) -> dict[str, Any]:
+    """The metrics of a trained detector (`run_folder.load_model`) over the test images: loss and `METRICS` in percent.
+
+    data, data_dir, workers, limit   other than the recipe's
+    detections   score this COCO result file instead of running the network
+    save         where to write the detections; None: detections.json in the run folder where mAP cannot be computed
+
+    Where neither torchmetrics nor a scorer is installed the mAP values are None, and the saved file can be scored
+    elsewhere. Scores of a run's own test images fill what its summary.json and the last row of its metrics.csv lack.
+    """
+    from dataclasses import replace
+
+    if loaded.task != "detect" or loaded.recipe is None:
+        raise ValueError(f"{loaded.source} is no run of a detector")
+    changes = {"data": data, "data_dir": data_dir, "workers": workers, "eval_limit": limit}
+    recipe = replace(loaded.recipe, **{name: value for name, value in changes.items() if value is not None})
+    dataset = open_data(recipe)[1] if recipe.holdout else _limited("eval_limit", open_test(recipe), recipe.eval_limit)
+    if dataset.classes != tuple(loaded.classes):
+        raise ValueError(f"{dataset.name} has other classes than {loaded.source} was trained on")
+    if detections is not None:
+        values: dict[str, Any] = mean_average_precision(dataset, read_results(detections, dataset))
+    else:
+        world = World(next(loaded.model.parameters()).device)
+        loader = evaluation_loader(recipe, dataset, batch, world, loaded.size)
+        found = find(loaded.model, loader.batches(), loader.dataset, DetectionLoss(), world)
+        values = found.losses | dict.fromkeys(METRICS)
+        if scorer() is not None:
+            values |= mean_average_precision(loader.dataset, found.results, found.seen)
+        elif save is None:
+            save = Path(loaded.source) / DETECTIONS
+            _logger.warning("wrote %s; no mAP here: %s", save, HOW_TO_SCORE)
+        if save is not None:
+            write_results(save, found.results)
+    if data is None and limit is None and values["mAP"] is not None:
+        _fill_in(Path(loaded.source), values)
+    return values | {"images": len(dataset)}
+
+
+def _fill_in(run: Path, values: dict[str, Any]) -> None:
+    """mAP that training could not compute, into its summary and the last row of its metrics."""
+    from . import run_folder
+
+    if not run_folder.is_finished(run):
+        return
+    summary = run_folder.read_summary(run)
+    rows = run_folder.read_metrics(run)
+    if summary.get("mAP") is None and rows:
+        scores = {name: values[name] for name in METRICS}
+        run_folder.write_json(run / run_folder.SUMMARY, summary | scores)
+        rows[-1] |= scores
+        run_folder.write_rows(run / run_folder.METRICS, rows, list(rows[-1]))
+
+
+def _bare(model: nn.Module) -> nn.Module:
+    """The network itself, of what DistributedDataParallel or torch.compile wraps."""
+    model = getattr(model, "module", model)
+    return getattr(model, "_orig_mod", model)
