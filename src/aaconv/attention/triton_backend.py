@@ -22,8 +22,10 @@ MAX_DEPTH = 128
 MAX_SIDE = 128
 PROGRAMS = 1056
 """Programs that add up the tables' gradient: 8 for each of an H200's 132 multiprocessors."""
-SCRATCH = 2.0
-"""Most the scratch for relative logits may hold, in multiples of the input's elements."""
+SCRATCH = 4.0
+"""Most the scratch may hold, in multiples of the input's bytes."""
+GROUP = 8
+"""Rows of keys whose relative logits travel together with the queries, in the unused depth of a product."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -40,31 +42,40 @@ class Tile(NamedTuple):
     stages: int
 
 
+def pack_tile(pixels: int, depth: int, itemsize: int) -> Tile:
+    return Tile(32 if pixels <= 1024 and itemsize < 4 else 16, 64, 2, 1)
+
+
 def forward_tile(pixels: int, depth: int, itemsize: int) -> Tile:
     """Fastest of a sweep on an H200, by the pixels of a map, the padded depth of a head and the bytes of an element."""
     if itemsize == 4 or depth > 64:
         return Tile(16, 32, 2, 1)
-    if pixels <= 64:
-        return Tile(64, 32, 1, 1)
-    return Tile(32, 32, 2, 1) if pixels <= 256 else Tile(64, 64, 2, 3)
+    return Tile(32, 32, 2, 2) if pixels <= 256 else Tile(64, 64, 2, 3)
 
 
 def query_tile(pixels: int, depth: int, itemsize: int) -> Tile:
-    """The backward kernel of the queries."""
     if itemsize == 4 or depth > 64:
         return Tile(16, 32, 2, 1)
-    if pixels <= 64:
-        return Tile(64, 64, 2, 1)
-    return Tile(32, 32, 1, 2) if pixels <= 256 else Tile(32, 64, 2, 2)
+    return Tile(32, 32, 2, 2) if pixels <= 256 else Tile(32, 64, 2, 2)
 
 
 def key_tile(pixels: int, depth: int, itemsize: int) -> Tile:
-    """The backward kernel of keys and values."""
     if itemsize == 4 or depth > 64:
         return Tile(16, 32, 2, 1)
-    if pixels <= 64:
-        return Tile(16, 64, 2, 1)
-    return Tile(32, 128, 2, 2) if pixels <= 1024 else Tile(16, 128, 2, 2)
+    return Tile(32, 64, 2, 2)
+
+
+def relative_tile(pixels: int, depth: int, itemsize: int) -> Tile:
+    return Tile(32 if pixels <= 1024 and itemsize < 4 else 16, 0, 2, 1)
+
+
+TILES = {
+    "pack": pack_tile,
+    "attend_forward": forward_tile,
+    "attend_backward_queries": query_tile,
+    "attend_backward_keys": key_tile,
+    "relative_backward": relative_tile,
+}
 
 
 def why_not(
@@ -104,18 +115,14 @@ def attend_forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """qkv [batch, height, width, 2*dk + dv], tables ([heads,] 2*height - 1 + 2*width - 1, dk / heads)
     -> the output [batch, height, width, dv] and the log-sum-exp [batch, heads, 2, height * width] in two parts."""
-    from . import triton_kernels
-
     problem = _Problem(qkv, tables, num_heads, key_channels)
     out, lse = _empty_forward(qkv, num_heads, key_channels)
-    scratch = problem.new_scratch(qkv.dtype)
+    operands = problem.new_operands()
     with problem.device():
-        for first, heads_now in problem.chunks():
-            _write_relative_logits(triton_kernels, problem, scratch, first, heads_now)
-            constants = problem.launch_constants("attend_forward")
-            triton_kernels.attend_forward[(heads_now * _ceil(problem.pixels, constants["BLOCK_M"]),)](
-                problem.qkv, scratch, out, lse, first, **constants
-            )
+        for first, heads in problem.chunks():
+            problem.pack(operands, first, heads)
+            programs = heads * _ceil(problem.pixels, problem.tile("attend_forward").queries)
+            problem.launch("attend_forward", programs, problem.qkv, *operands, out, lse, first)
     return out, lse
 
 
@@ -130,53 +137,38 @@ def attend_backward(
     key_channels: int,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of qkv, packed, and of the tables (empty if there are none)."""
-    from . import triton_kernels
-
-    problem = _Problem(qkv, tables, num_heads, key_channels)
+    problem = _Problem(qkv, tables, num_heads, key_channels, backward=True)
     grad_qkv, grad_tables = _empty_backward(qkv, tables)
     grad_out = grad_out.contiguous()
-    scratch, grad_scratch = problem.new_scratch(qkv.dtype), problem.new_scratch(torch.float32)
-    delta = lse.new_empty(problem.heads_at_a_time * problem.pixels)
+    operands, (grads, grad_logits) = problem.new_operands(), problem.new_gradients()
     partial = lse.new_empty((problem.batch, num_heads, problem.splits, problem.length, key_channels // num_heads))
-    of_queries = problem.launch_constants("attend_backward_queries")
-    of_keys = problem.launch_constants("attend_backward_keys")
-    key_tiles = _ceil(problem.height, of_keys["KEY_ROWS"]) * _ceil(problem.width, of_keys["KEY_COLS"])
     with problem.device():
-        for first, heads_now in problem.chunks():
-            _write_relative_logits(triton_kernels, problem, scratch, first, heads_now)
-            triton_kernels.attend_backward_queries[(heads_now * _ceil(problem.pixels, of_queries["BLOCK_M"]),)](
-                problem.qkv, scratch, out, lse, grad_out, grad_qkv, delta, grad_scratch, first, **of_queries
-            )
+        for first, heads in problem.chunks():
+            problem.pack(operands, first, heads)
+            programs = heads * _ceil(problem.pixels, problem.tile("attend_backward_queries").queries)
+            problem.launch(
+                "attend_backward_queries", programs,
+                problem.qkv, *operands, out, lse, grad_out, grad_qkv, grads, grad_logits, first,
+            )  # fmt: skip
             if problem.length:
-                triton_kernels.relative_backward[(heads_now * problem.splits,)](
-                    problem.qkv,
-                    problem.tables,
-                    grad_qkv,
-                    partial,
-                    grad_scratch,
-                    first,
-                    **problem.launch_constants("relative_backward"),
+                programs = heads * problem.splits
+                problem.launch(
+                    "relative_backward", programs, problem.qkv, problem.tables, grad_qkv, partial, grad_logits, first
                 )
-            triton_kernels.attend_backward_keys[(heads_now * key_tiles,)](
-                problem.qkv, scratch, lse, grad_out, grad_qkv, delta, first, **of_keys
-            )
+            rows = problem.tile("attend_backward_keys").keys // problem.constants["KEY_COLS"]
+            programs = heads * problem.strips * _ceil(problem.height, rows)
+            problem.launch("attend_backward_keys", programs, problem.qkv, *operands, lse, grad_qkv, grads, first)
     if tables is not None:
         torch.sum(partial, (0, 1, 2) if tables.dim() == 2 else (0, 2), out=grad_tables)
     return grad_qkv, grad_tables
 
 
-def _write_relative_logits(kernels, problem: "_Problem", scratch: Tensor, first: int, heads_now: int) -> None:
-    if problem.length:
-        constants = problem.launch_constants("relative_logits")
-        kernels.relative_logits[(heads_now * _ceil(problem.pixels, constants["BLOCK_M"]),)](
-            problem.qkv, problem.tables, scratch, first, **constants
-        )
-
-
 class _Problem:
     """One call's sizes, and the constants the kernels are specialised by."""
 
-    def __init__(self, qkv: Tensor, tables: Tensor | None, num_heads: int, key_channels: int) -> None:
+    def __init__(
+        self, qkv: Tensor, tables: Tensor | None, num_heads: int, key_channels: int, *, backward: bool = False
+    ) -> None:
         self.batch, self.height, self.width, channels = qkv.shape
         self.pixels = self.height * self.width
         self.image_heads = self.batch * num_heads
@@ -186,17 +178,7 @@ class _Problem:
         self.qkv = qkv if qkv.stride(3) == 1 and span < 2**31 else qkv.contiguous()
         self.tables = qkv if tables is None else tables.contiguous()
         depth, value_depth = key_channels // num_heads, (channels - 2 * key_channels) // num_heads
-        padded = {"D_PAD": _padded(depth), "DV_PAD": _padded(value_depth + 1)}
-        self.traits = (self.pixels, max(padded.values()), qkv.element_size())
-        self.relative_size = self.pixels * (self.height + self.width) if self.length else 0
-        # The scratch stays linear in the pixels: as many heads at a time as fit SCRATCH inputs.
-        fitting = max(1, int(SCRATCH * qkv.numel()) // max(1, self.relative_size))
-        self.heads_at_a_time = max(1, _ceil(self.image_heads, max(1, _ceil(self.image_heads, fitting))))
-        # So do the partial sums of the tables' gradient: together they are at most half the input.
-        fitting = qkv.numel() // max(1, 2 * self.image_heads * self.length * depth)
-        self.splits = max(1, min(_ceil(self.pixels, 64), _ceil(PROGRAMS, self.heads_at_a_time), fitting))
-        full = qkv.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-        self.layout = {
+        self.constants = {
             "STRIDE_B": self.qkv.stride(0),
             "STRIDE_H": self.qkv.stride(1),
             "STRIDE_W": self.qkv.stride(2),
@@ -204,69 +186,129 @@ class _Problem:
             "H": self.height,
             "W": self.width,
             "D": depth,
-            "D_PAD": padded["D_PAD"],
-            "PRECISION": "ieee" if full else "tf32",
-        }
-        self.constants = {
-            **self.layout,
             "DV": value_depth,
-            "DV_PAD": padded["DV_PAD"],
+            **_layout(self.height, self.width, depth, value_depth),
+            "OFFSETS": _padded(self.length),
+            "PLACES": _padded(self.height + self.width),
             "RELATIVE": self.length > 0,
+            "TABLES_PER_HEAD": self.tables.dim() == 3,
             # Finite, because the products spread it with zeros: far below any logit, within the dtype.
             "OUTSIDE": -60000.0 if qkv.dtype == torch.float16 else -1e30,
             "SCALE": math.log2(math.e) / math.sqrt(depth),
             "EXACT": qkv.dtype == torch.float32,
+            "PRECISION": "tf32",
         }
-
-    def launch_constants(self, kernel: str) -> dict[str, Any]:
-        """The constants and launch options of a kernel, by its name."""
-        # The scale and the largest logit enter an exponential in one instruction.
-        options = {"num_warps": 2, "num_stages": 1, "enable_fp_fusion": True}
-        if kernel.startswith("relative"):
-            relative = _padded(self.height + self.width)
-            constants = {**self.layout, "TABLES_PER_HEAD": self.tables.dim() == 3, "REL": relative}
-            constants["BLOCK_M"] = 32 if relative <= 64 and self.traits[2] < 4 else 16
-            if kernel == "relative_backward":
-                constants |= {name: self.constants[name] for name in ("DV", "SCALE", "EXACT")}
-                constants["SPLITS"] = self.splits
-            return constants | options
-        choose = {"attend_forward": forward_tile, "attend_backward_queries": query_tile}.get(kernel, key_tile)
-        tile = choose(*self.traits)
-        rows, columns = self.key_shape(tile.keys)
-        constants = {**self.constants, "BLOCK_M": tile.queries, "KEY_ROWS": rows, "KEY_COLS": columns}
-        options |= {"num_warps": tile.warps, "num_stages": tile.stages}
-        if kernel == "attend_backward_queries":
-            constants["COLS"] = _padded(columns)
-            if columns < self.width:
-                options["num_stages"] = 1  # it reads back what it wrote in the column of tiles before: no prefetching
-        if kernel == "attend_backward_keys":
-            constants["WINDOW"] = _padded(rows + columns)
-        return constants | options
+        if qkv.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
+            self.constants["PRECISION"] = "ieee"
+        sizes = self.constants
+        self.strips = _ceil(self.width, sizes["KEY_COLS"])
+        self.slots = self.strips * sizes["KEY_COLS"] * _ceil(self.height, GROUP) * GROUP
+        self.traits = (self.pixels, max(sizes["MAIN"] + sizes["TAIL"], sizes["VALUES"]), qkv.element_size())
+        # The scratch stays linear in the pixels: as many heads at a time as fit SCRATCH inputs.
+        bytes_a_head = sum(qkv.element_size() * size for size in self._operand_sizes())
+        if backward:
+            bytes_a_head += sum(dtype.itemsize * size for dtype, size in self._gradient_sizes())
+        fitting = max(1, int(SCRATCH * qkv.numel() * qkv.element_size()) // max(1, bytes_a_head))
+        self.heads_at_a_time = max(1, _ceil(self.image_heads, max(1, _ceil(self.image_heads, fitting))))
+        # So do the partial sums of the tables' gradient: together they are at most half the input.
+        fitting = qkv.numel() // max(1, 2 * self.image_heads * self.length * depth)
+        self.splits = max(1, min(_ceil(self.pixels, 64), _ceil(PROGRAMS, self.heads_at_a_time), fitting))
+        self.constants["SPLITS"] = self.splits
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """(first, how many) of the image-heads of every launch."""
         for first in range(0, self.image_heads, self.heads_at_a_time):
             yield first, min(self.heads_at_a_time, self.image_heads - first)
 
-    def new_scratch(self, dtype: torch.dtype) -> Tensor:
-        return self.qkv.new_empty(self.heads_at_a_time * self.relative_size, dtype=dtype)
+    def new_operands(self) -> tuple[Tensor, ...]:
+        """Room for what `pack` writes: queries, keys and values."""
+        return tuple(self.qkv.new_empty(self.heads_at_a_time * size) for size in self._operand_sizes())
 
-    def key_shape(self, keys: int) -> tuple[int, int]:
-        """Rows (at most 16) and columns of a key tile: the powers of two that pad the map least, then the widest."""
-        shapes = [(rows, keys // rows) for rows in (1, 2, 4, 8, 16) if rows <= keys]
-        return min(shapes, key=lambda s: (_ceil(self.height, s[0]) * _ceil(self.width, s[1]), s[0]))
+    def new_gradients(self) -> tuple[Tensor, ...]:
+        """Room for what the queries' kernel leaves to the others."""
+        sizes = self._gradient_sizes()
+        return tuple(self.qkv.new_empty(self.heads_at_a_time * size, dtype=dtype) for dtype, size in sizes)
+
+    def pack(self, operands: tuple[Tensor, ...], first: int, heads: int) -> None:
+        tile = self.tile("pack")
+        of_queries = heads * _ceil(self.pixels, tile.queries)
+        programs = of_queries + heads * _ceil(self.slots, tile.keys)
+        self.launch("pack", programs, self.qkv, self.tables, *operands, first, of_queries)
+
+    def launch(self, name: str, programs: int, *arguments: Any) -> None:
+        from . import triton_kernels
+
+        kernel, tile = getattr(triton_kernels, name), self.tile(name)
+        chosen = {"BLOCK_M": tile.queries, "SLOTS": tile.keys, "KEY_ROWS": tile.keys // self.constants["KEY_COLS"]}
+        constants = self.constants | chosen
+        constants = {name: constants[name] for name in kernel.arg_names if name in constants}
+        # enable_fp_fusion: the scale and the largest logit enter an exponential in one instruction
+        options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
+        kernel[(programs,)](*arguments, **constants, **options)
+
+    def tile(self, kernel: str) -> "Tile":
+        """How a kernel is cut; a tile of keys stays within a strip and within the rows that share a tail."""
+        tile = TILES[kernel](*self.traits)
+        if kernel == "pack":
+            return tile
+        columns = self.constants["KEY_COLS"]
+        keys = min(max(tile.keys, columns), columns * GROUP)
+        # The queries' kernel reads back what it wrote in the strip before: no prefetching across that.
+        stages = 1 if kernel == "attend_backward_queries" and self.strips > 1 else tile.stages
+        return tile._replace(keys=keys, stages=stages)
+
+    def _operand_sizes(self) -> tuple[int, ...]:
+        sizes = self.constants
+        query = sizes["GROUPS"] * sizes["TAIL"] + sizes["COLUMNS"]
+        return self.pixels * query, self.slots * (sizes["MAIN"] + sizes["TAIL"]), self.slots * sizes["VALUES"]
+
+    def _gradient_sizes(self) -> tuple[tuple[torch.dtype, int], ...]:
+        relative = self.pixels * (self.height + self.width) if self.length else 0
+        return (self.qkv.dtype, self.pixels * self.constants["VALUES"]), (torch.float32, relative)
 
     def device(self) -> torch.cuda.device:
         return torch.cuda.device(self.qkv.device if self.qkv.is_cuda else -1)
+
+
+def _layout(height: int, width: int, depth: int, value_depth: int) -> dict[str, int]:
+    """How `pack` lays out its operands, see triton_kernels."""
+    whole = _padded(depth)
+    split = 1 << (depth.bit_length() - 1) if depth >= 16 else 0
+    # Either the depth's largest power of two and a tail with the rest, or all of it and a tail for the rows alone.
+    main, tail = min(
+        ((main, _padded(depth - main + GROUP + 1)) for main in (split, whole) if main <= depth or main == whole),
+        key=lambda sizes: (sum(sizes), sizes[0]),
+    )
+    columns = 8 if _ceil(width, 8) % 2 else 16
+    groups = _ceil(height, GROUP)
+    row = _ceil(width, columns) * columns + 16 - columns
+    return {
+        "D_PAD": whole,
+        "MAIN": main,
+        "TAIL": tail,
+        "KEY": _padded(main + tail),
+        "GROUP": GROUP,
+        "GROUPS": groups,
+        "COLUMNS": row,
+        "QUERY": _padded(groups * tail + row),
+        "VALUES": _padded(value_depth + 2),
+        "DV_PAD": max(8, _power_of_two(value_depth + 1)),
+        "KEY_COLS": columns,
+        "WINDOW": 16,
+    }
 
 
 def _ceil(size: int, step: int) -> int:
     return -(-size // step)
 
 
+def _power_of_two(size: int) -> int:
+    return 1 << max(0, size - 1).bit_length()
+
+
 def _padded(size: int) -> int:
-    """The power of two a matrix product can take."""
-    return max(16, 1 << (size - 1).bit_length())
+    """The power of two a matrix product can take as its depth."""
+    return max(16, _power_of_two(size))
 
 
 def _empty_forward(qkv: Tensor, num_heads: int, key_channels: int) -> tuple[Tensor, Tensor]:

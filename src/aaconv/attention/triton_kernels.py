@@ -1,11 +1,18 @@
 """Fused 2-D relative attention, forward and backward: the Triton kernels alone.
 
-Queries come in tiles of BLOCK_M consecutive pixels, keys in tiles of KEY_ROWS x KEY_COLS pixels ("slots"). A query has
-H + W relative logits, q_i . rel_h[y - iy] for every row y and q_i . rel_w[x - ix] for every column x; `relative_logits`
-leaves them in scratch: one product with all relative vectors, skewed from offsets to places by a gather. Going down a
-column of key tiles, the columns' logits stay the same: they are what the product q k^T accumulates onto, and cost
-nothing. The rows' logits of a tile, KEY_ROWS a query, are spread over its slots by a product with a constant one-hot
-matrix. So a logit needs no arithmetic beside the matrix units but its exponential, for any map and any tile.
+A logit is q_i . k_j + rows_i[jy] + cols_i[jx]: a query has H + W relative logits beside its product with the keys, and
+each key adds two of them. Matrix products take depths of 16, so a head of 20 channels leaves 12 unused: they carry the
+rows. `pack` lays out, once for all the tiles that will read it,
+
+    queries  [pixel, GROUPS * TAIL + COLUMNS]   a group: channels MAIN.. of q | GROUP of the rows | OUTSIDE | 0 ...
+                                                then cols[0 : W] | 0 ...
+    keys     [strip, row, column, MAIN + TAIL]  k | one-hot of row % GROUP | 1 where the slot is beyond the map | 0 ...
+    values   [strip, row, column, VALUES]       v | 1 | 1 | 0 ...
+
+with keys in strips of KEY_COLS columns, so that a tile of KEY_ROWS x KEY_COLS keys is one piece of memory. A product of
+16 or 32 then gives q k + rows with the map's edge in it, and cols is what it accumulates onto: it stays the same down a
+strip. The ones beside the values sum the weights in the forward, and take off do . o in the backward. No mask, no
+unaligned load, no arithmetic on a logit but its exponential.
 Logits are kept unscaled; SCALE = log2(e) / sqrt(D) enters with the exponential, which is in base 2, and so is `lse`.
 """
 
@@ -13,8 +20,6 @@ import triton
 import triton.language as tl
 
 LN2 = tl.constexpr(0.6931471805599453)
-ROWS = tl.constexpr(16)
-"""Key rows of a tile, padded to what a matrix product takes."""
 
 
 @triton.jit
@@ -33,9 +38,16 @@ def store_pixels(base, pixel_offset, valid, value, DEPTH: tl.constexpr, DEPTH_PA
 
 
 @triton.jit
+def load_rows(base, row, valid, STRIDE: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
+    """[rows, WIDTH] of packed operands; without a mask where all rows exist."""
+    pointers = base + (row * STRIDE)[:, None] + tl.arange(0, WIDTH)[None, :]
+    return tl.load(pointers) if WHOLE else tl.load(pointers, mask=valid[:, None], other=0.0)
+
+
+@triton.jit
 def one_hot(index, SIZE: tl.constexpr, dtype: tl.constexpr):
-    """[SIZE, slots]: a one in each column, at its index."""
-    return tl.where(tl.arange(0, SIZE)[:, None] == index[None, :], 1.0, 0.0).to(dtype)
+    """[slots, SIZE]: a one in each row, at its index."""
+    return tl.where(index[:, None] == tl.arange(0, SIZE)[None, :], 1.0, 0.0).to(dtype)
 
 
 @triton.jit
@@ -63,201 +75,271 @@ def weigh(s, peak, log_total, SCALE: tl.constexpr, EXACT: tl.constexpr):
 
 @triton.jit
 def load_tables(
-    tables, head, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, REL: tl.constexpr,
+    tables, head, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, OFFSETS: tl.constexpr,
     TABLES_PER_HEAD: tl.constexpr,
 ):  # fmt: skip
-    """[2 REL, D_PAD]: the 2H - 1 relative vectors of the rows, then the 2W - 1 of the columns."""
+    """[OFFSETS, D_PAD]: the 2H - 1 relative vectors of the rows, then the 2W - 1 of the columns."""
     LENGTH: tl.constexpr = 2 * H + 2 * W - 2
-    offset = tl.arange(0, 2 * REL)
+    offset = tl.arange(0, OFFSETS)
     base = tables + (head * (LENGTH * D) if TABLES_PER_HEAD else 0)
     return load_pixels(base, offset * D, offset < LENGTH, D, D_PAD)
 
 
 @triton.jit
-def relative_logits(
-    qkv, tables, scratch, first_image_head,
+def pack_queries(
+    qkv, tables, queries, program, first_image_head,
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, REL: tl.constexpr,
-    TABLES_PER_HEAD: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
+    HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    MAIN: tl.constexpr, TAIL: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr,
+    QUERY: tl.constexpr, OFFSETS: tl.constexpr, TABLES_PER_HEAD: tl.constexpr, RELATIVE: tl.constexpr,
+    OUTSIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """scratch [heads in this launch, H W, H + W]. One program an (image, head, query tile). REL is H + W padded."""
+    STRIDE: tl.constexpr = GROUPS * TAIL + COLUMNS
     tiles: tl.constexpr = (H * W + BLOCK_M - 1) // BLOCK_M
-    local_image_head = (tl.program_id(0) // tiles).to(tl.int64)  # int64: a batch may hold more than 2**31 elements
+    local_image_head = (program // tiles).to(tl.int64)  # int64: a batch may hold more than 2**31 elements
     image_head = local_image_head + first_image_head
     head = (image_head % HEADS).to(tl.int32)
-    pixel = (tl.program_id(0) % tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
+    pixel = (program % tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
     iy = pixel // W
     ix = pixel % W
     inside = pixel < H * W
+    place = tl.arange(0, QUERY)[None, :]
+    in_tails = place < GROUPS * TAIL
+    part = place % TAIL - (D - MAIN)  # negative: a channel of q, from 0 on: a row of the group
     q_base = qkv + (image_head // HEADS) * STRIDE_B + head * D
-    q = load_pixels(q_base, iy * STRIDE_H + ix * STRIDE_W, inside, D, D_PAD)
-    vectors = load_tables(tables, head, H, W, D, D_PAD, REL, TABLES_PER_HEAD)
-    by_offset = tl.dot(q, tl.trans(vectors), input_precision=PRECISION)
-    place = tl.arange(0, REL)[None, :]
-    offset = place + tl.where(place < H, H - 1 - iy[:, None], H + W - 2 - ix[:, None])
-    logits = tl.gather(by_offset, tl.minimum(tl.maximum(offset, 0), 2 * REL - 1), 1)
-    store_pixels(scratch + local_image_head * (H * W * (H + W)), pixel * (H + W), inside, logits, H + W, REL)
+    q_pixel = iy * STRIDE_H + ix * STRIDE_W
+    packed = tl.load(q_base + q_pixel[:, None] + (D + part), mask=inside[:, None] & in_tails & (part < 0), other=0.0)
+    if RELATIVE:
+        vectors = load_tables(tables, head, H, W, D, D_PAD, OFFSETS, TABLES_PER_HEAD)
+        q = load_pixels(q_base, q_pixel, inside, D, D_PAD)
+        by_offset = tl.dot(q, tl.trans(vectors), input_precision=PRECISION)
+        y = (place // TAIL) * GROUP + part
+        x = place - GROUPS * TAIL
+        offset = tl.where(in_tails, H - 1 + y - iy[:, None], 2 * H + W - 2 + x - ix[:, None])
+        logits = tl.gather(by_offset, tl.minimum(tl.maximum(offset, 0), OFFSETS - 1), 1)
+        wanted = tl.where(in_tails, (part >= 0) & (part < GROUP) & (y < H), x < W)
+        packed = tl.where(wanted, logits.to(packed.dtype), packed)
+    packed = tl.where(in_tails & (part == GROUP), OUTSIDE, packed)
+    store_pixels(queries + local_image_head * (H * W * STRIDE), pixel * STRIDE, inside, packed, STRIDE, QUERY)
+
+
+@triton.jit
+def pack_keys(
+    qkv, keys, values, program, first_image_head,
+    STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    MAIN: tl.constexpr, TAIL: tl.constexpr, KEY: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr,
+    KEY_COLS: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    STRIPS: tl.constexpr = (W + KEY_COLS - 1) // KEY_COLS
+    ROWS: tl.constexpr = (H + GROUP - 1) // GROUP * GROUP
+    ALL_SLOTS: tl.constexpr = STRIPS * ROWS * KEY_COLS
+    tiles: tl.constexpr = (ALL_SLOTS + SLOTS - 1) // SLOTS
+    local_image_head = (program // tiles).to(tl.int64)
+    image_head = local_image_head + first_image_head
+    head = (image_head % HEADS).to(tl.int32)
+    slot = (program % tiles) * SLOTS + tl.arange(0, SLOTS)
+    exists = slot < ALL_SLOTS
+    jy = (slot // KEY_COLS) % ROWS
+    jx = (slot // (KEY_COLS * ROWS)) * KEY_COLS + slot % KEY_COLS
+    on_map = (jy < H) & (jx < W)
+    place = jy * STRIDE_H + jx * STRIDE_W
+    image = qkv + (image_head // HEADS) * STRIDE_B
+    k = load_pixels(image + (HEADS + head) * D, place, on_map, D, KEY)
+    part = tl.arange(0, KEY)[None, :] - D
+    k = tl.where(part == (jy % GROUP)[:, None], 1.0, k)
+    k = tl.where(part == GROUP, tl.where(on_map, 0.0, 1.0)[:, None], k)
+    keys += local_image_head * (ALL_SLOTS * (MAIN + TAIL))
+    store_pixels(keys, slot * (MAIN + TAIL), exists, k, MAIN + TAIL, KEY)
+    v = load_pixels(image + 2 * HEADS * D + head * DV, place, on_map, DV, VALUES)
+    depth = tl.arange(0, VALUES)[None, :]
+    v = tl.where((depth == DV) | (depth == DV + 1), 1.0, v)
+    store_pixels(values + local_image_head * (ALL_SLOTS * VALUES), slot * VALUES, exists, v, VALUES, VALUES)
+
+
+@triton.jit
+def pack(
+    qkv, tables, queries, keys, values, first_image_head, query_programs,
+    STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr,
+    MAIN: tl.constexpr, TAIL: tl.constexpr, KEY: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+    COLUMNS: tl.constexpr, QUERY: tl.constexpr, VALUES: tl.constexpr, KEY_COLS: tl.constexpr, OFFSETS: tl.constexpr,
+    TABLES_PER_HEAD: tl.constexpr, RELATIVE: tl.constexpr, OUTSIDE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """The operands of the attention, see above. One program an (image, head, query tile), then one an (image, head, tile
+    of SLOTS keys). QUERY is GROUPS * TAIL + COLUMNS padded, KEY MAIN + TAIL, OFFSETS the number of relative vectors."""
+    program = tl.program_id(0)
+    if program < query_programs:
+        pack_queries(
+            qkv, tables, queries, program, first_image_head, STRIDE_B, STRIDE_H, STRIDE_W, HEADS, H, W, D, D_PAD,
+            MAIN, TAIL, GROUP, GROUPS, COLUMNS, QUERY, OFFSETS, TABLES_PER_HEAD, RELATIVE, OUTSIDE, PRECISION, BLOCK_M,
+        )  # fmt: skip
+    else:
+        pack_keys(
+            qkv, keys, values, program - query_programs, first_image_head, STRIDE_B, STRIDE_H, STRIDE_W,
+            HEADS, H, W, D, DV, MAIN, TAIL, KEY, GROUP, VALUES, KEY_COLS, SLOTS,
+        )  # fmt: skip
+
+
+@triton.jit
+def load_columns(
+    queries, pixel, inside, x0, STRIDE: tl.constexpr, BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr,
+    KEY_COLS: tl.constexpr, WHOLE: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK_M, KEY_ROWS * KEY_COLS]: the relative logits of a strip's columns, the same for all its rows."""
+    columns = load_rows(queries + x0, pixel, inside, STRIDE, KEY_COLS, WHOLE).to(tl.float32)
+    columns = tl.broadcast_to(columns[:, None, :], [BLOCK_M, KEY_ROWS, KEY_COLS])
+    return tl.reshape(columns, [BLOCK_M, KEY_ROWS * KEY_COLS])
 
 
 @triton.jit
 def attend_forward(
-    qkv, scratch, out, lse, first_image_head,
+    qkv, queries, keys, values, out, lse, first_image_head,
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    D_PAD: tl.constexpr, DV_PAD: tl.constexpr,
-    RELATIVE: tl.constexpr, OUTSIDE: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr,
+    MAIN: tl.constexpr, TAIL: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr,
+    VALUES: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr, DV_PAD: tl.constexpr,
 ):  # fmt: skip
-    """One program an (image, head, query tile). OUTSIDE is the logit of a slot beyond the map's edge; lse is
-    [image_heads, 2, H W]: the largest logit and the logarithm of the sum over that, both in base 2."""
+    """One program an (image, head, query tile). lse is [image_heads, 2, H W]: the largest logit and the logarithm of
+    the sum over that, both in base 2."""
     SLOTS: tl.constexpr = KEY_ROWS * KEY_COLS
-    tiles: tl.constexpr = (H * W + BLOCK_M - 1) // BLOCK_M
+    PIXELS: tl.constexpr = H * W
+    STRIDE: tl.constexpr = GROUPS * TAIL + COLUMNS
+    ROWS: tl.constexpr = (H + GROUP - 1) // GROUP * GROUP
+    STRIPS: tl.constexpr = (W + KEY_COLS - 1) // KEY_COLS
+    WHOLE: tl.constexpr = PIXELS % BLOCK_M == 0
+    tiles: tl.constexpr = (PIXELS + BLOCK_M - 1) // BLOCK_M
     local_image_head = (tl.program_id(0) // tiles).to(tl.int64)
     image_head = local_image_head + first_image_head
     head = (image_head % HEADS).to(tl.int32)
     image = image_head // HEADS
-    q_base = qkv + image * STRIDE_B + head * D
-    k_base = q_base + HEADS * D
-    v_base = qkv + image * STRIDE_B + 2 * HEADS * D + head * DV
 
     pixel = (tl.program_id(0) % tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
-    inside = pixel < H * W
-    q = load_pixels(q_base, (pixel // W) * STRIDE_H + (pixel % W) * STRIDE_W, inside, D, D_PAD)
+    inside = pixel < PIXELS
+    queries += local_image_head * (PIXELS * STRIDE)
+    keys += local_image_head * (STRIPS * ROWS * KEY_COLS * (MAIN + TAIL))
+    values += local_image_head * (STRIPS * ROWS * KEY_COLS * VALUES)
+    if MAIN > 0:
+        q_base = qkv + image * STRIDE_B + head * D
+        q = load_pixels(q_base, (pixel // W) * STRIDE_H + (pixel % W) * STRIDE_W, inside, D, MAIN)
     slot = tl.arange(0, SLOTS)
-    key_row = slot // KEY_COLS
-    key_col = slot % KEY_COLS
-    spread = one_hot(key_row, ROWS, q.dtype)
-    row = tl.arange(0, ROWS)
-    relative = scratch + local_image_head * (H * W * (H + W)) + pixel[:, None] * (H + W)
-    depth = tl.arange(0, DV_PAD)
 
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     mixed = tl.zeros([BLOCK_M, DV_PAD], tl.float32)
-    keys = k_base + (key_row * STRIDE_H + key_col * STRIDE_W)[:, None] + tl.arange(0, D_PAD)[None, :]
-    values = v_base + (key_row * STRIDE_H + key_col * STRIDE_W)[:, None] + depth[None, :]
-    in_depth = (tl.arange(0, D_PAD) < D)[None, :]
-    for x0 in range(0, W, KEY_COLS):
-        jx = x0 + key_col
-        on_map = inside[:, None] & (jx < W)[None, :]
-        if RELATIVE:
-            columns = tl.load(relative + H + jx[None, :], mask=on_map, other=OUTSIDE).to(tl.float32)
-        else:
-            columns = tl.where(on_map, 0.0, OUTSIDE)
+    for strip in range(STRIPS):
+        columns = load_columns(
+            queries + GROUPS * TAIL, pixel, inside, strip * KEY_COLS, STRIDE, BLOCK_M, KEY_ROWS, KEY_COLS, WHOLE
+        )
         for y0 in range(0, H, KEY_ROWS):
-            jy = y0 + key_row
-            valid = (jx < W)[:, None]
-            if H % KEY_ROWS != 0:
-                valid = valid & (jy < H)[:, None]
-            step = y0 * STRIDE_H + x0 * STRIDE_W
-            k = tl.load(keys + step, mask=valid & in_depth, other=0.0)
-            v = tl.load(values + step, mask=valid & (depth < DV)[None, :], other=0.0)
-            s = tl.dot(q, tl.trans(k), columns, input_precision=PRECISION)
-            if RELATIVE:
-                rows = tl.load(
-                    relative + (y0 + row)[None, :], mask=inside[:, None] & (y0 + row < H)[None, :], other=OUTSIDE
-                )
-                s = tl.dot(rows, spread, s, input_precision=PRECISION)
-            elif H % KEY_ROWS != 0:
-                s = tl.where((jy < H)[None, :], s, OUTSIDE)
-            # a column of ones beside the values makes the same product sum the weights
-            v = tl.where((depth == DV)[None, :], 1.0, v).to(v.dtype)
+            first = (strip * ROWS + y0) * KEY_COLS
+            k_tail = load_rows(keys + first * (MAIN + TAIL) + MAIN, slot, slot < SLOTS, MAIN + TAIL, TAIL, True)
+            v = load_rows(values + first * VALUES, slot, slot < SLOTS, VALUES, DV_PAD, True)
+            q_tail = load_rows(queries + (y0 // GROUP) * TAIL, pixel, inside, STRIDE, TAIL, WHOLE)
+            s = tl.dot(q_tail, tl.trans(k_tail), columns, input_precision=PRECISION)
+            if MAIN > 0:
+                k = load_rows(keys + first * (MAIN + TAIL), slot, slot < SLOTS, MAIN + TAIL, MAIN, True)
+                s = tl.dot(q, tl.trans(k), s, input_precision=PRECISION)
             new_peak = tl.maximum(peak, tl.max(s, 1) * SCALE)
             p = tl.exp2(s * SCALE - new_peak[:, None])
             mixed = add_product(mixed * tl.exp2(peak - new_peak)[:, None], p.to(v.dtype), v, PRECISION, EXACT)
             peak = new_peak
 
+    depth = tl.arange(0, DV_PAD)
     total = tl.sum(tl.where((depth == DV)[None, :], mixed, 0.0), 1)
-    out_base = out + image * (H * W * HEADS * DV) + head * DV
+    out_base = out + image * (PIXELS * HEADS * DV) + head * DV
     store_pixels(out_base, pixel * (HEADS * DV), inside, mixed / total[:, None], DV, DV_PAD)
-    tl.store(lse + image_head * (2 * H * W) + pixel, peak, mask=inside)
-    tl.store(lse + image_head * (2 * H * W) + H * W + pixel, tl.log2(total), mask=inside)
+    tl.store(lse + image_head * (2 * PIXELS) + pixel, peak, mask=inside)
+    tl.store(lse + image_head * (2 * PIXELS) + PIXELS + pixel, tl.log2(total), mask=inside)
 
 
 @triton.jit
 def attend_backward_queries(
-    qkv, scratch, out, lse, grad_out, grad_qkv, delta, grad_scratch, first_image_head,
+    qkv, queries, keys, values, out, lse, grad_out, grad_qkv, grads, grad_scratch, first_image_head,
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    D_PAD: tl.constexpr, DV_PAD: tl.constexpr,
-    RELATIVE: tl.constexpr, OUTSIDE: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr, COLS: tl.constexpr,
+    MAIN: tl.constexpr, TAIL: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr,
+    VALUES: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the queries, without the relative part, and of their relative logits, as float32 in grad_scratch
-    (laid out as scratch). One program an (image, head, query tile). Leaves delta [heads in this launch, H W].
-    COLS is KEY_COLS padded to what a matrix product takes.
-    """
+    [heads in this launch, H W, H + W]. One program an (image, head, query tile). Leaves in grads
+    [heads in this launch, H W, VALUES] do | -(do . o) in two parts | 0, which the keys' kernel reads."""
     SLOTS: tl.constexpr = KEY_ROWS * KEY_COLS
     PIXELS: tl.constexpr = H * W
+    STRIDE: tl.constexpr = GROUPS * TAIL + COLUMNS
+    ROWS: tl.constexpr = (H + GROUP - 1) // GROUP * GROUP
+    STRIPS: tl.constexpr = (W + KEY_COLS - 1) // KEY_COLS
+    WHOLE: tl.constexpr = PIXELS % BLOCK_M == 0
     GRAD_W: tl.constexpr = HEADS * (2 * D + DV)
     tiles: tl.constexpr = (PIXELS + BLOCK_M - 1) // BLOCK_M
     local_image_head = (tl.program_id(0) // tiles).to(tl.int64)
     image_head = local_image_head + first_image_head
     head = (image_head % HEADS).to(tl.int32)
     image = image_head // HEADS
-    q_base = qkv + image * STRIDE_B + head * D
-    k_base = q_base + HEADS * D
-    v_base = qkv + image * STRIDE_B + 2 * HEADS * D + head * DV
-    out_offset = image * (PIXELS * HEADS * DV) + head * DV
 
     pixel = (tl.program_id(0) % tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = pixel < PIXELS
-    q = load_pixels(q_base, (pixel // W) * STRIDE_H + (pixel % W) * STRIDE_W, inside, D, D_PAD)
-    do = load_pixels(grad_out + out_offset, pixel * (HEADS * DV), inside, DV, DV_PAD)
-    o = load_pixels(out + out_offset, pixel * (HEADS * DV), inside, DV, DV_PAD)
+    queries += local_image_head * (PIXELS * STRIDE)
+    keys += local_image_head * (STRIPS * ROWS * KEY_COLS * (MAIN + TAIL))
+    values += local_image_head * (STRIPS * ROWS * KEY_COLS * VALUES)
+    out_offset = image * (PIXELS * HEADS * DV) + head * DV
+    do = load_pixels(grad_out + out_offset, pixel * (HEADS * DV), inside, DV, VALUES)
+    o = load_pixels(out + out_offset, pixel * (HEADS * DV), inside, DV, VALUES)
     peak, log_total = load_log_sum(lse + image_head * (2 * PIXELS), pixel, inside, PIXELS)
-    row_delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
-    tl.store(delta + local_image_head * PIXELS + pixel, row_delta, mask=inside)
+    delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)[:, None]
+    depth = tl.arange(0, VALUES)[None, :]
+    rounded = delta.to(do.dtype)
+    do = tl.where(depth == DV, -rounded, do)
+    do = tl.where(depth == DV + 1, (rounded.to(tl.float32) - delta).to(do.dtype), do)
+    store_pixels(grads + local_image_head * (PIXELS * VALUES), pixel * VALUES, inside, do, VALUES, VALUES)
 
     slot = tl.arange(0, SLOTS)
-    key_row = slot // KEY_COLS
-    key_col = slot % KEY_COLS
-    spread_rows = one_hot(key_row, ROWS, q.dtype)
-    gather_rows = tl.trans(spread_rows)
-    gather_cols = tl.trans(one_hot(key_col, COLS, q.dtype))
-    row = tl.arange(0, ROWS)
-    col = tl.arange(0, COLS)
+    gather_cols = one_hot(slot % KEY_COLS, KEY_COLS, do.dtype)
+    col = tl.arange(0, KEY_COLS)
+    row = tl.arange(0, TAIL) - (D - MAIN)
     places = local_image_head * (PIXELS * (H + W)) + pixel[:, None] * (H + W)
-    less_delta = tl.zeros([BLOCK_M, SLOTS], tl.float32) - row_delta[:, None]
-
-    grad_q = tl.zeros([BLOCK_M, D_PAD], tl.float32)
-    for x0 in range(0, W, KEY_COLS):
-        jx = x0 + key_col
-        on_map = inside[:, None] & (jx < W)[None, :]
-        if RELATIVE:
-            columns = tl.load(scratch + places + H + jx[None, :], mask=on_map, other=OUTSIDE).to(tl.float32)
-            grad_columns = tl.zeros([BLOCK_M, COLS], tl.float32)
-        else:
-            columns = tl.where(on_map, 0.0, OUTSIDE)
+    tail_grad = tl.zeros([BLOCK_M, TAIL], tl.float32)
+    if MAIN > 0:
+        q_base = qkv + image * STRIDE_B + head * D
+        q = load_pixels(q_base, (pixel // W) * STRIDE_H + (pixel % W) * STRIDE_W, inside, D, MAIN)
+        main_grad = tl.zeros([BLOCK_M, MAIN], tl.float32)
+    for strip in range(STRIPS):
+        columns = load_columns(
+            queries + GROUPS * TAIL, pixel, inside, strip * KEY_COLS, STRIDE, BLOCK_M, KEY_ROWS, KEY_COLS, WHOLE
+        )
+        grad_columns = tl.zeros([BLOCK_M, KEY_COLS], tl.float32)
         for y0 in range(0, H, KEY_ROWS):
-            jy = y0 + key_row
-            valid = (jy < H) & (jx < W)
-            place = jy * STRIDE_H + jx * STRIDE_W
-            k = load_pixels(k_base, place, valid, D, D_PAD)
-            v = load_pixels(v_base, place, valid, DV, DV_PAD)
-            s = tl.dot(q, tl.trans(k), columns, input_precision=PRECISION)
-            if RELATIVE:
-                in_rows = inside[:, None] & (y0 + row < H)[None, :]
-                rows = tl.load(scratch + places + (y0 + row)[None, :], mask=in_rows, other=OUTSIDE)
-                s = tl.dot(rows, spread_rows, s, input_precision=PRECISION)
-            elif H % KEY_ROWS != 0:
-                s = tl.where((jy < H)[None, :], s, OUTSIDE)
+            first = (strip * ROWS + y0) * KEY_COLS
+            k_tail = load_rows(keys + first * (MAIN + TAIL) + MAIN, slot, slot < SLOTS, MAIN + TAIL, TAIL, True)
+            v = load_rows(values + first * VALUES, slot, slot < SLOTS, VALUES, VALUES, True)
+            q_tail = load_rows(queries + (y0 // GROUP) * TAIL, pixel, inside, STRIDE, TAIL, WHOLE)
+            s = tl.dot(q_tail, tl.trans(k_tail), columns, input_precision=PRECISION)
+            if MAIN > 0:
+                k = load_rows(keys + first * (MAIN + TAIL), slot, slot < SLOTS, MAIN + TAIL, MAIN, True)
+                s = tl.dot(q, tl.trans(k), s, input_precision=PRECISION)
             p = weigh(s, peak[:, None], log_total[:, None], SCALE, EXACT)
-            ds = p * tl.dot(do, tl.trans(v), less_delta, input_precision=PRECISION)
-            ds = ds.to(q.dtype)
-            grad_q = add_product(grad_q, ds, k, PRECISION, EXACT)
+            ds = (p * tl.dot(do, tl.trans(v), input_precision=PRECISION)).to(v.dtype)
+            if MAIN > 0:
+                main_grad = add_product(main_grad, ds, k, PRECISION, EXACT)
+            product = tl.dot(ds, k_tail, input_precision=PRECISION)
+            tail_grad += product
             if RELATIVE:
                 grad_columns = add_product(grad_columns, ds, gather_cols, PRECISION, EXACT)
-                grad_rows = tl.dot(ds, gather_rows, input_precision=PRECISION)
-                own = in_rows & (row < KEY_ROWS)[None, :]
-                pointers = grad_scratch + places + (y0 + row)[None, :]
-                if W > KEY_COLS:  # the row is met again in the next column of tiles, by the same threads
-                    grad_rows += tl.load(pointers, mask=own & (x0 > 0), other=0.0)
-                tl.store(pointers, grad_rows, mask=own)
+                y = (y0 // GROUP) * GROUP + row
+                own = inside[:, None] & ((row >= y0 % GROUP) & (row < y0 % GROUP + KEY_ROWS) & (y < H))[None, :]
+                pointers = grad_scratch + places + y[None, :]
+                if STRIPS > 1:  # the row is met again in the next strip, by the same threads
+                    product += tl.load(pointers, mask=own & (strip > 0), other=0.0)
+                tl.store(pointers, product, mask=own)
         if RELATIVE:
-            in_cols = inside[:, None] & ((col < KEY_COLS) & (x0 + col < W))[None, :]
-            tl.store(grad_scratch + places + (H + x0 + col)[None, :], grad_columns, mask=in_cols)
+            x = strip * KEY_COLS + col
+            tl.store(grad_scratch + places + (H + x)[None, :], grad_columns, mask=inside[:, None] & (x < W)[None, :])
     grad_base = grad_qkv + image * (PIXELS * GRAD_W) + head * D
-    store_pixels(grad_base, pixel * GRAD_W, inside, grad_q * (SCALE * LN2), D, D_PAD)
+    if MAIN > 0:
+        store_pixels(grad_base, pixel * GRAD_W, inside, main_grad * (SCALE * LN2), MAIN, MAIN)
+    store_pixels(grad_base + MAIN, pixel * GRAD_W, inside, tail_grad * (SCALE * LN2), D - MAIN, TAIL)
 
 
 @triton.jit
@@ -265,7 +347,7 @@ def relative_backward(
     qkv, tables, grad_qkv, grad_tables, grad_scratch, first_image_head,
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    D_PAD: tl.constexpr, REL: tl.constexpr,
+    D_PAD: tl.constexpr, PLACES: tl.constexpr, OFFSETS: tl.constexpr,
     TABLES_PER_HEAD: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
@@ -282,9 +364,9 @@ def relative_backward(
     image = image_head // HEADS
     grad_base = grad_qkv + image * (H * W * GRAD_W) + head * D
     grad_logits = grad_scratch + local_image_head * (H * W * (H + W))
-    vectors = load_tables(tables, head, H, W, D, D_PAD, REL, TABLES_PER_HEAD)
-    grad_vectors = tl.zeros([2 * REL, D_PAD], tl.float32)
-    offset = tl.arange(0, 2 * REL)
+    vectors = load_tables(tables, head, H, W, D, D_PAD, OFFSETS, TABLES_PER_HEAD)
+    grad_vectors = tl.zeros([OFFSETS, D_PAD], tl.float32)
+    offset = tl.arange(0, OFFSETS)
     of_row = (offset < 2 * H - 1)[None, :]
     for start in range(split * BLOCK_M, H * W, SPLITS * BLOCK_M):
         pixel = start + tl.arange(0, BLOCK_M)
@@ -293,11 +375,11 @@ def relative_backward(
         inside = pixel < H * W
         q_base = qkv + image * STRIDE_B + head * D
         q = load_pixels(q_base, (pixel // W) * STRIDE_H + (pixel % W) * STRIDE_W, inside, D, D_PAD)
-        by_place = load_pixels(grad_logits, pixel * (H + W), inside, H + W, REL)
+        by_place = load_pixels(grad_logits, pixel * (H + W), inside, H + W, PLACES)
         # the skew undone: by row and column -> by relative offset
         place = offset[None, :] + tl.where(of_row, iy - (H - 1), ix - (H + W - 2))
         exists = tl.where(of_row, (place >= 0) & (place < H), (place >= H) & (place < H + W))
-        by_offset = tl.gather(by_place, tl.minimum(tl.maximum(place, 0), REL - 1), 1)
+        by_offset = tl.gather(by_place, tl.minimum(tl.maximum(place, 0), PLACES - 1), 1)
         by_offset = tl.where(exists, by_offset, 0.0).to(q.dtype)
         grad_q = tl.dot(by_offset, vectors, input_precision=PRECISION) * (SCALE * LN2)
         grad_q += load_pixels(grad_base, pixel * GRAD_W, inside, D, D_PAD).to(tl.float32)
@@ -309,71 +391,71 @@ def relative_backward(
 
 @triton.jit
 def attend_backward_keys(
-    qkv, scratch, lse, grad_out, grad_qkv, delta, first_image_head,
+    qkv, queries, keys, values, lse, grad_qkv, grads, first_image_head,
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    D_PAD: tl.constexpr, DV_PAD: tl.constexpr,
-    RELATIVE: tl.constexpr, OUTSIDE: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
+    MAIN: tl.constexpr, TAIL: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr,
+    VALUES: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of keys and values. One program an (image, head, key tile); logits are [slots, queries] here.
-
-    Of a query's relative logits only the KEY_ROWS + KEY_COLS of this tile are read, padded to WINDOW, and spread over
-    the slots by one product. Slots beyond the map's edge need no mask: what they gather is not stored.
-    """
+    """Gradients of keys and values. One program an (image, head, key tile); logits are [slots, queries] here, and the
+    columns' relative logits come by a product, too: WINDOW of them, KEY_COLS padded to what it takes."""
     SLOTS: tl.constexpr = KEY_ROWS * KEY_COLS
     PIXELS: tl.constexpr = H * W
-    GRAD_B: tl.constexpr = PIXELS * HEADS * (2 * D + DV)
+    STRIDE: tl.constexpr = GROUPS * TAIL + COLUMNS
+    ROWS: tl.constexpr = (H + GROUP - 1) // GROUP * GROUP
+    STRIPS: tl.constexpr = (W + KEY_COLS - 1) // KEY_COLS
+    WHOLE: tl.constexpr = PIXELS % BLOCK_M == 0
     GRAD_W: tl.constexpr = HEADS * (2 * D + DV)
-    tiles_x: tl.constexpr = (W + KEY_COLS - 1) // KEY_COLS
-    tiles: tl.constexpr = tiles_x * ((H + KEY_ROWS - 1) // KEY_ROWS)
-    tile = tl.program_id(0) % tiles
-    local_image_head = (tl.program_id(0) // tiles).to(tl.int64)
+    tiles_y: tl.constexpr = (H + KEY_ROWS - 1) // KEY_ROWS
+    strip = (tl.program_id(0) // tiles_y) % STRIPS
+    y0 = (tl.program_id(0) % tiles_y) * KEY_ROWS
+    local_image_head = (tl.program_id(0) // (tiles_y * STRIPS)).to(tl.int64)
     image_head = local_image_head + first_image_head
     head = (image_head % HEADS).to(tl.int32)
     image = image_head // HEADS
-    q_base = qkv + image * STRIDE_B + head * D
-    k_base = q_base + HEADS * D
-    v_base = qkv + image * STRIDE_B + 2 * HEADS * D + head * DV
-    do_base = grad_out + image * (PIXELS * HEADS * DV) + head * DV
 
-    y0 = (tile // tiles_x) * KEY_ROWS
-    x0 = (tile % tiles_x) * KEY_COLS
     slot = tl.arange(0, SLOTS)
-    key_row = slot // KEY_COLS
-    key_col = slot % KEY_COLS
-    jy = y0 + key_row
-    jx = x0 + key_col
-    valid = (jy < H) & (jx < W)
-    k = load_pixels(k_base, jy * STRIDE_H + jx * STRIDE_W, valid, D, D_PAD)
-    v = load_pixels(v_base, jy * STRIDE_H + jx * STRIDE_W, valid, DV, DV_PAD)
-    if RELATIVE:
-        spread = one_hot(key_row, WINDOW, k.dtype) + one_hot(KEY_ROWS + key_col, WINDOW, k.dtype)
-        spread = tl.trans(spread)
-        window = tl.arange(0, WINDOW)
-        place = tl.where(window < KEY_ROWS, y0 + window, H + x0 + window - KEY_ROWS)
-        exists = tl.where(window < KEY_ROWS, place < H, (window < KEY_ROWS + KEY_COLS) & (place < H + W))
-    grad_k = tl.zeros([SLOTS, D_PAD], tl.float32)
-    grad_v = tl.zeros([SLOTS, DV_PAD], tl.float32)
+    first = (local_image_head * STRIPS + strip) * (ROWS * KEY_COLS) + y0 * KEY_COLS
+    keys += first * (MAIN + TAIL)
+    k_tail = load_rows(keys + MAIN, slot, slot < SLOTS, MAIN + TAIL, TAIL, True)
+    v = load_rows(values + first * VALUES, slot, slot < SLOTS, VALUES, VALUES, True)
+    spread_cols = one_hot(slot % KEY_COLS, WINDOW, v.dtype)
+    tails = queries + local_image_head * (PIXELS * STRIDE) + (y0 // GROUP) * TAIL
+    columns = queries + local_image_head * (PIXELS * STRIDE) + GROUPS * TAIL + strip * KEY_COLS
+    grads += local_image_head * (PIXELS * VALUES)
+    tail_grad = tl.zeros([SLOTS, TAIL], tl.float32)
+    value_grad = tl.zeros([SLOTS, VALUES], tl.float32)
+    if MAIN > 0:
+        k = load_rows(keys, slot, slot < SLOTS, MAIN + TAIL, MAIN, True)
+        q_base = qkv + image * STRIDE_B + head * D
+        main_grad = tl.zeros([SLOTS, MAIN], tl.float32)
     for start in range(0, PIXELS, BLOCK_M):
         pixel = start + tl.arange(0, BLOCK_M)
         inside = pixel < PIXELS
-        q = load_pixels(q_base, (pixel // W) * STRIDE_H + (pixel % W) * STRIDE_W, inside, D, D_PAD)
-        do = load_pixels(do_base, pixel * (HEADS * DV), inside, DV, DV_PAD)
+        q_tail = load_rows(tails, pixel, inside, STRIDE, TAIL, WHOLE)
+        q_columns = load_rows(columns, pixel, inside, STRIDE, WINDOW, WHOLE)
+        do = load_rows(grads, pixel, inside, VALUES, VALUES, WHOLE)
         peak, log_total = load_log_sum(lse + image_head * (2 * PIXELS), pixel, inside, PIXELS)
-        row_delta = tl.load(delta + local_image_head * PIXELS + pixel, mask=inside, other=0.0)
-        s = tl.dot(k, tl.trans(q), input_precision=PRECISION)
-        if RELATIVE:
-            base = scratch + local_image_head * (PIXELS * (H + W)) + pixel[:, None] * (H + W)
-            relative = tl.load(base + place[None, :], mask=inside[:, None] & exists[None, :], other=0.0)
-            s = tl.dot(spread, tl.trans(relative), s, input_precision=PRECISION)
+        s = tl.dot(k_tail, tl.trans(q_tail), input_precision=PRECISION)
+        s = tl.dot(spread_cols, tl.trans(q_columns), s, input_precision=PRECISION)
+        if MAIN > 0:
+            q_place = pixel * STRIDE_W if STRIDE_H == W * STRIDE_W else (pixel // W) * STRIDE_H + (pixel % W) * STRIDE_W
+            q = load_rows(q_base, q_place, inside, 1, MAIN, WHOLE)
+            s = tl.dot(k, tl.trans(q), s, input_precision=PRECISION)
         p = weigh(s, peak[None, :], log_total[None, :], SCALE, EXACT)
-        grad_v = add_product(grad_v, p.to(v.dtype), do, PRECISION, EXACT)
-        dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
-        ds = (p * (dp - row_delta[None, :])).to(k.dtype)
-        grad_k = add_product(grad_k, ds, q, PRECISION, EXACT)
+        value_grad = add_product(value_grad, p.to(v.dtype), do, PRECISION, EXACT)
+        ds = (p * tl.dot(v, tl.trans(do), input_precision=PRECISION)).to(v.dtype)
+        tail_grad = add_product(tail_grad, ds, q_tail, PRECISION, EXACT)
+        if MAIN > 0:
+            main_grad = add_product(main_grad, ds, q, PRECISION, EXACT)
 
-    grad_base = grad_qkv + image * GRAD_B
-    offset = (jy * W + jx) * GRAD_W
-    store_pixels(grad_base + HEADS * D + head * D, offset, valid, grad_k * (SCALE * LN2), D, D_PAD)
-    store_pixels(grad_base + 2 * HEADS * D + head * DV, offset, valid, grad_v, DV, DV_PAD)
+    jy = y0 + slot // KEY_COLS
+    jx = strip * KEY_COLS + slot % KEY_COLS
+    on_map = (jy < H) & (jx < W)
+    grad_base = grad_qkv + image * (PIXELS * GRAD_W)
+    place = (jy * W + jx) * GRAD_W
+    if MAIN > 0:
+        store_pixels(grad_base + (HEADS + head) * D, place, on_map, main_grad * (SCALE * LN2), MAIN, MAIN)
+    store_pixels(grad_base + (HEADS + head) * D + MAIN, place, on_map, tail_grad * (SCALE * LN2), D - MAIN, TAIL)
+    store_pixels(grad_base + 2 * HEADS * D + head * DV, place, on_map, value_grad, DV, VALUES)
