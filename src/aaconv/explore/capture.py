@@ -1,0 +1,202 @@
+"""What a page needs to know of a network: the queries, keys and relative tables of its attention, for some images.
+
+An attention map [heads, HW, HW] is large, and its factors are small: the paper's equation makes any row of it from the
+query of that pixel, all keys and the two tables. So these are kept, in 16 bits, and the page computes the rows. What
+this costs in precision is measured on every map, against `AAConv2d.attention_maps`.
+"""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from ..attention.heads import split_heads
+from ..layer import AAConv2d
+from ..models import list_models
+
+LARGEST_MAP = 2500
+"""Pixels of an attention map; the check holds all weights between them at once."""
+TOLERANCE = 0.004
+"""Of the largest weight of a row: beyond it 16 bits are not enough, and 32 are kept."""
+KINDS = {"int16": "<i2", "float32": "<f4"}
+
+
+@dataclass(frozen=True)
+class Factors:
+    """One layer's attention for one image: q (scaled), k [heads, HW, depth] and, where the positions are relative,
+    rel_h [heads or 1, 2 height - 1, depth] and rel_w alike."""
+
+    q: np.ndarray
+    k: np.ndarray
+    rel_h: np.ndarray | None
+    rel_w: np.ndarray | None
+    height: int
+    width: int
+
+    def parts(self) -> dict[str, np.ndarray]:
+        return {name: part for name in ("q", "k", "rel_h", "rel_w") if (part := getattr(self, name)) is not None}
+
+    def maps(self) -> np.ndarray:
+        """The equation as the page computes it, for all rows: [heads, HW (i), HW (j)]."""
+        logits = np.einsum("nid,njd->nij", self.q, self.k)
+        if self.rel_h is not None:
+            logits = logits + self._relative(self.rel_h, self.height, 0) + self._relative(self.rel_w, self.width, 1)
+        weights = np.exp(logits - logits.max(-1, keepdims=True))
+        return weights / weights.sum(-1, keepdims=True)
+
+    def _relative(self, table: np.ndarray, length: int, axis: int) -> np.ndarray:
+        place = np.indices((self.height, self.width))[axis].ravel()
+        by_distance = np.einsum("nid,nmd->nim", self.q, np.broadcast_to(table, (len(self.q), *table.shape[1:])))
+        return np.take_along_axis(by_distance, (place[None, :] - place[:, None] + length - 1)[None], axis=-1)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """Factors as text: one array after the other in base64; 16-bit numbers have one scale a head."""
+
+    kind: str
+    shapes: dict[str, tuple[int, ...]]
+    scales: dict[str, list[float]]
+    text: str
+    error: float = 0.0
+    """The largest difference between the page's weights and attention_maps, as a part of its row's largest weight."""
+    focus: tuple[float, float] = (0.5, 0.5)
+    """The position, x and y as parts of the image, whose heads look most sharply,"""
+    peak: float = 0.0
+    """and how sharply: their largest weights on average, times the number of positions."""
+
+    def unpack(self, height: int, width: int) -> Factors:
+        """The factors of a map of height x width, as the page reads them."""
+        numbers = np.frombuffer(base64.b64decode(self.text), KINDS[self.kind])
+        parts, start = {}, 0
+        for name, shape in self.shapes.items():
+            stop = start + int(np.prod(shape))
+            parts[name] = numbers[start:stop].reshape(shape) * np.array(self.scales[name])[:, None, None]
+            start = stop
+        return Factors(parts["q"], parts["k"], parts.get("rel_h"), parts.get("rel_w"), height, width)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """An AAConv2d as the page names it; depth is that of a head's queries and keys."""
+
+    name: str
+    heads: int
+    height: int
+    width: int
+    depth: int
+    stride: int
+    downsample: int
+
+
+def attention_layers(model: nn.Module, name: str, patterns: Sequence[str] | None = None) -> dict[str, AAConv2d]:
+    """The model's AAConv2d layers by name, all or those that fit one of the wildcard patterns or begin with it."""
+    layers = {path: module for path, module in model.named_modules() if _is_augmented(module)}
+    if not layers:
+        raise ValueError(f"{name} has no AAConv2d layers, so there is no attention to show; {_sibling(name)}")
+    if not patterns:
+        return layers
+    chosen = set()
+    for pattern in patterns:
+        fits = {path for path in layers if fnmatchcase(path, pattern) or path.startswith(f"{pattern}.")}
+        if not fits:
+            raise ValueError(f"no attention layer of {name} fits {pattern!r}; it has {', '.join(layers)}")
+        chosen |= fits
+    return {path: layer for path, layer in layers.items() if path in chosen}
+
+
+def _is_augmented(module: nn.Module) -> bool:
+    return isinstance(module, AAConv2d) and module._dimensions == 2
+
+
+def _sibling(name: str) -> str:
+    network = name.rpartition("/")[2].partition(".")[0]
+    network = network.partition("_")[2] if network.partition("_")[0] in ("plain", "se", "ge") else network
+    near = next(iter(list_models(f"aa_{network}")), "aa_resnet50")
+    return f"{near} has some"
+
+
+@torch.no_grad()
+def capture(model: nn.Module, image: Tensor, layers: dict[str, AAConv2d]) -> tuple[Any, list[Layer], dict[str, Packed]]:
+    """Run the model on one image [3, height, width]: its output, and every layer's attention, packed."""
+    packed: dict[str, Packed] = {}
+    facts: dict[str, Layer] = {}
+
+    def keep(name: str, layer: AAConv2d, x: Tensor) -> None:
+        height, width = layer.attention_size(*x.shape[-2:])
+        if height * width > LARGEST_MAP:
+            raise ValueError(
+                f"the attention map of {name} is {height} x {width}, and pages take at most {LARGEST_MAP} pixels; "
+                f"choose a smaller size, or other layers"
+            )
+        factors = _factors(layer, x)
+        packed[name] = pack(factors, layer.attention_maps(x)[0].double().cpu().numpy())
+        facts[name] = Layer(
+            name=name,
+            heads=layer.num_heads,
+            height=height,
+            width=width,
+            depth=factors.q.shape[-1],
+            stride=max(layer.stride),
+            downsample=layer.downsample,
+        )
+
+    hooks = [
+        layer.register_forward_pre_hook(lambda module, inputs, name=name: keep(name, module, inputs[0]))
+        for name, layer in layers.items()
+    ]
+    try:
+        output = model(image[None])
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if missing := [name for name in layers if name not in packed]:
+        raise ValueError(f"the model does not run its layer {missing[0]}; leave it out with other layers")
+    return output, [facts[name] for name in layers], packed
+
+
+def _factors(layer: AAConv2d, x: Tensor) -> Factors:
+    """The factors of the first image of the layer's input, by the layer's own pooling, projection and tables."""
+    qkv = layer._project_in(layer._pool_to_output(x)[0])
+    q, k, _ = (part[0].flatten(1, 2).double() for part in split_heads(qkv, layer.num_heads, layer.key_channels))
+    tables = (None if table is None else table.double().cpu().numpy() for table in layer._tables(qkv))
+    rel_h, rel_w = (table[None] if table is not None and table.ndim == 2 else table for table in tables)
+    scaled = q * q.shape[-1] ** -0.5
+    return Factors(scaled.cpu().numpy(), k.cpu().numpy(), rel_h, rel_w, *qkv.shape[1:3])
+
+
+def pack(factors: Factors, exact: np.ndarray) -> Packed:
+    """In 16 bits, or in 32 where the maps [heads, HW, HW] would come out too far from the exact ones."""
+    for kind in KINDS:
+        packed = _pack(factors, kind)
+        error = _error(packed.unpack(factors.height, factors.width).maps(), exact)
+        if error <= TOLERANCE:
+            break
+    peaks = exact.max(-1).mean(0)
+    row, column = divmod(int(peaks.argmax()), factors.width)
+    focus = ((column + 0.5) / factors.width, (row + 0.5) / factors.height)
+    return replace(packed, error=error, focus=focus, peak=float(peaks.max() * len(peaks)))
+
+
+def _pack(factors: Factors, kind: str) -> Packed:
+    scales, raw = {}, b""
+    for name, part in factors.parts().items():
+        scale = np.ones(len(part))
+        if kind == "int16":
+            scale = np.abs(part).max(axis=(1, 2)).clip(min=1e-30) / 32767
+            part = np.rint(part / scale[:, None, None])
+        scales[name] = scale.tolist()
+        raw += part.astype(KINDS[kind]).tobytes()
+    shapes = {name: part.shape for name, part in factors.parts().items()}
+    return Packed(kind, shapes, scales, base64.b64encode(raw).decode())
+
+
+def _error(maps: np.ndarray, exact: np.ndarray) -> float:
+    return float((np.abs(maps - exact) / exact.max(-1, keepdims=True)).max())

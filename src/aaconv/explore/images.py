@@ -1,0 +1,70 @@
+"""Images as a network sees them: from files, arrays or tensors, cut to its size."""
+
+from __future__ import annotations
+
+import base64
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from torch import Tensor
+from torchvision.transforms import v2
+from torchvision.transforms.v2.functional import pil_to_tensor
+
+
+def load_image(source: Any) -> Tensor:
+    """uint8 [3, H, W] of a file, a PIL image, or an array [H, W, 3] or [3, H, W] of bytes or of numbers from 0 to 1."""
+    if isinstance(source, str | Path):
+        return _from_file(Path(source))
+    if isinstance(source, Image.Image):
+        return pil_to_tensor(source.convert("RGB"))
+    pixels = torch.as_tensor(np.asarray(source) if not isinstance(source, Tensor) else source.detach().cpu())
+    if pixels.dim() != 3 or 3 not in (pixels.shape[0], pixels.shape[-1]):
+        raise ValueError(f"an image must be [height, width, 3] or [3, height, width], got shape {list(pixels.shape)}")
+    if pixels.shape[0] != 3:
+        pixels = pixels.permute(2, 0, 1)
+    if pixels.dtype == torch.uint8:
+        return pixels.contiguous()
+    if not pixels.is_floating_point() or not bool((pixels >= 0).all() and (pixels <= 1).all()):
+        raise ValueError(f"an image must be bytes, or numbers from 0 to 1 before normalising, got {pixels.dtype}")
+    return (pixels * 255).round().to(torch.uint8).contiguous()
+
+
+def _from_file(path: Path) -> Tensor:
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder; name image files")
+    if not path.is_file():
+        raise FileNotFoundError(f"there is no image {path}")
+    try:
+        with Image.open(path) as image:
+            return pil_to_tensor(ImageOps.exif_transpose(image).convert("RGB"))
+    except UnidentifiedImageError:
+        raise ValueError(f"{path} is no image, or of an unknown format") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # decoders raise whatever they like on broken bytes
+        raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from None
+
+
+def fit(image: Tensor, size: int, crop: float) -> Tensor:
+    """The middle size x size pixels, after the shorter side became size / crop; one of that size stays as it is."""
+    if tuple(image.shape[-2:]) == (size, size):
+        return image
+    return v2.Compose([v2.Resize(round(size / crop), antialias=True), v2.CenterCrop(size)])(image)
+
+
+def normalise(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+    """uint8 [3, height, width] -> float32, as the network takes it."""
+    mean, std = (torch.tensor(values, dtype=torch.float32)[:, None, None] for values in (mean, std))
+    return (image.float() / 255 - mean) / std
+
+
+def png(image: Tensor) -> str:
+    """uint8 [3, height, width] as a data URL, lossless."""
+    buffer = io.BytesIO()
+    Image.fromarray(image.permute(1, 2, 0).numpy()).save(buffer, "png", optimize=True)
+    return f"data:image/png;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -1,0 +1,439 @@
+"use strict";
+(() => {
+const element = (id) => document.getElementById(id);
+const data = JSON.parse(element("data").textContent);
+const DIM = 0.2, LIT = 0.68; // how much of the colour covers the image at no weight, and what full weight adds
+const NOTABLE = 4; // an even look is no peak: the colours end at so many times its weight, or higher
+const MOST_PINS = 9;
+
+const state = {
+  image: 0, layer: 0, at: { x: 0.5, y: 0.5 }, hover: null, pins: [], head: null,
+  overlay: true, smooth: false, shared: false,
+};
+
+// The attention: queries, keys and tables from the text of the page, and the paper's equation.
+
+const bytes = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
+const colours = bytes(data.colours);
+const unpacked = new Map();
+
+function factors(image, layer) {
+  const key = `${image}/${layer}`;
+  if (!unpacked.has(key)) unpacked.set(key, unpack(data.images[image].attention[layer]));
+  return unpacked.get(key);
+}
+
+function unpack(packed) {
+  const buffer = bytes(packed.text).buffer;
+  const numbers = packed.kind === "int16" ? new Int16Array(buffer) : new Float32Array(buffer);
+  const parts = {};
+  let start = 0;
+  for (const [name, [heads, rows, depth]] of Object.entries(packed.shapes)) {
+    const size = rows * depth, scales = packed.scales[name], first = start;
+    parts[name] = Float32Array.from({ length: heads * size }, (_, i) => numbers[first + i] * scales[Math.floor(i / size)]);
+    start += heads * size;
+  }
+  parts.tables = packed.shapes.rel_h ? packed.shapes.rel_h[0] : 0; // one for all heads, one a head, or none
+  return parts;
+}
+
+/** The weights that the position in `row`, `column` of a layer's map gives to all others: one Float32Array a head. */
+function weights(image, layer, row, column) {
+  const { heads, height, width, depth } = data.layers[layer];
+  const { q, k, rel_h, rel_w, tables } = factors(image, layer);
+  const pixels = height * width;
+  const dot = (a, from, b, other) => {
+    let sum = 0;
+    for (let d = 0; d < depth; d++) sum += a[from + d] * b[other + d];
+    return sum;
+  };
+  return Array.from({ length: heads }, (_, head) => {
+    const query = (head * pixels + row * width + column) * depth;
+    const table = tables > 1 ? head : 0;
+    const distance = (rel, length, here) => Float32Array.from({ length }, (_, there) =>
+      tables ? dot(q, query, rel, (table * (2 * length - 1) + there - here + length - 1) * depth) : 0);
+    const byRow = distance(rel_h, height, row), byColumn = distance(rel_w, width, column);
+    const result = new Float32Array(pixels);
+    let most = -Infinity;
+    for (let j = 0; j < pixels; j++) {
+      result[j] = dot(q, query, k, (head * pixels + j) * depth) + byRow[Math.floor(j / width)] + byColumn[j % width];
+      if (result[j] > most) most = result[j];
+    }
+    let sum = 0;
+    for (let j = 0; j < pixels; j++) sum += result[j] = Math.exp(result[j] - most);
+    for (let j = 0; j < pixels; j++) result[j] /= sum;
+    return result;
+  });
+}
+
+const largest = (values) => values.reduce((a, b) => Math.max(a, b), 0);
+const mean = (maps) => maps[0].map((_, j) => maps.reduce((sum, map) => sum + map[j], 0) / maps.length);
+
+/** The cell of the chosen layer's map that a position of the image (0..1) lies in. */
+function cell({ x, y }) {
+  const { height, width } = data.layers[state.layer];
+  const inside = (part, length) => Math.min(length - 1, Math.max(0, Math.floor(part * length)));
+  return { row: inside(y, height), column: inside(x, width) };
+}
+
+// Drawing: the image in grey, and over it the map, stretched from cells to the whole image.
+
+const pictures = data.images.map(() => null);
+
+function overlayOf(map, largestWeight) {
+  const { height, width } = data.layers[state.layer];
+  const top = Math.max(largestWeight, NOTABLE / map.length);
+  const canvas = new OffscreenCanvas(width, height), context = canvas.getContext("2d");
+  const painted = context.createImageData(width, height);
+  map.forEach((weight, j) => {
+    const part = Math.min(1, weight / top), colour = 3 * Math.round(255 * part);
+    painted.data.set(colours.subarray(colour, colour + 3), 4 * j);
+    painted.data[4 * j + 3] = state.overlay ? Math.round(255 * (DIM + LIT * part)) : 255;
+  });
+  context.putImageData(painted, 0, 0);
+  return canvas;
+}
+
+function paint(canvas, side, map, top, marked) {
+  const sharp = Math.round(side * Math.min(2, window.devicePixelRatio || 1));
+  canvas.width = canvas.height = sharp;
+  const context = canvas.getContext("2d"), picture = pictures[state.image];
+  context.imageSmoothingEnabled = data.size > 96;
+  context.drawImage(map ? picture.grey : picture.image, 0, 0, sharp, sharp);
+  if (map) {
+    context.imageSmoothingEnabled = state.smooth;
+    context.drawImage(overlayOf(map, top), 0, 0, sharp, sharp);
+  }
+  if (!marked) return;
+  const { height, width } = data.layers[state.layer], { row, column } = cell(marked);
+  const x = ((column + 0.5) / width) * sharp, y = ((row + 0.5) / height) * sharp, arm = sharp * 0.035;
+  for (const [line, colour] of [[sharp / 45, "rgb(0 0 0 / .7)"], [sharp / 100, "#fff"]]) {
+    context.lineWidth = line;
+    context.strokeStyle = colour;
+    context.beginPath();
+    context.moveTo(x - arm, y); context.lineTo(x + arm, y);
+    context.moveTo(x, y - arm); context.lineTo(x, y + arm);
+    context.stroke();
+  }
+}
+
+const percent = (value) => `${(100 * value).toLocaleString("en", { maximumSignificantDigits: 2 })} %`;
+const place = () => state.hover || state.at;
+
+function drawPosition() {
+  const { row, column } = cell(place());
+  const maps = weights(state.image, state.layer, row, column);
+  const most = largest(maps.map(largest));
+  headTiles.forEach((tile, head) => {
+    const own = largest(maps[head]);
+    paint(tile.canvas, 190, maps[head], state.shared ? most : own, place());
+    tile.peak.textContent = `max ${percent(own)}`;
+    tile.button.setAttribute("aria-pressed", String(state.head === head));
+  });
+  const shown = state.head === null ? null : state.head === "mean" ? mean(maps) : maps[state.head];
+  paint(element("image"), element("stage").clientWidth || 400, shown, shown && (state.shared ? most : largest(shown)));
+  const floor = NOTABLE / maps[0].length;
+  element("most").textContent = state.shared ? percent(Math.max(most, floor)) :
+    `the largest weight of each map, at least ${percent(floor)}`;
+  drawMarks(row, column);
+}
+
+function drawMarks(row, column) {
+  const side = element("stage").clientWidth || 400, { height, width } = data.layers[state.layer];
+  element("marks").setAttribute("viewBox", `0 0 ${side} ${side}`);
+  const [w, h] = [side / width, side / height];
+  const box = `x="${column * w}" y="${row * h}" width="${w}" height="${h}" rx="2"`;
+  const crosses = state.pins.map((pin, index) => {
+    const x = pin.x * side, y = pin.y * side;
+    const path = `M${x - 7} ${y}H${x + 7}M${x} ${y - 7}V${y + 7}`;
+    const left = x > side - 26 ? -19 : 10, below = y < 24 ? 20 : -8;
+    return `<path class="under" d="${path}"/><path class="over" d="${path}"/>` +
+      `<text x="${x + left}" y="${y + below}">${index + 1}</text>`;
+  });
+  element("marks").innerHTML = `<rect class="under" ${box}/><rect class="cell" ${box}/>${crosses.join("")}`;
+  const first = (part, length) => Math.ceil((part * data.size) / length);
+  const rows = [first(row, height), Math.max(first(row, height), first(row + 1, height) - 1)];
+  const columns = [first(column, width), Math.max(first(column, width), first(column + 1, width) - 1)];
+  element("place").textContent =
+    `row ${row + 1} of ${height}, column ${column + 1} of ${width} · pixels ` +
+    `${rows.join("–")}, ${columns.join("–")}`;
+}
+
+function drawPins() {
+  element("comparison").hidden = state.pins.length === 0;
+  element("clear").hidden = state.pins.length === 0;
+  const table = element("pins");
+  table.replaceChildren();
+  if (state.pins.length === 0) return;
+  const all = state.pins.map((pin) => {
+    const { row, column } = cell(pin);
+    return weights(state.image, state.layer, row, column);
+  });
+  const most = largest(all.flat().map(largest));
+  const titles = table.insertRow();
+  titles.append(heading(""));
+  state.pins.forEach((pin, index) => {
+    const title = heading("", "col"), remove = make("button", "×", "quiet");
+    remove.title = `Remove pin ${index + 1}`;
+    remove.setAttribute("aria-label", remove.title);
+    remove.onclick = () => { state.pins.splice(index, 1); change("pins"); };
+    title.append(make("span", String(index + 1), "number"), remove);
+    titles.append(title);
+  });
+  for (let head = 0; head < data.layers[state.layer].heads; head++) {
+    const line = table.insertRow();
+    line.append(heading(`head ${head + 1}`, "row"));
+    state.pins.forEach((pin, index) => {
+      const canvas = document.createElement("canvas"), map = all[index][head];
+      canvas.setAttribute("role", "img");
+      canvas.setAttribute("aria-label", `head ${head + 1} from pin ${index + 1}, at most ${percent(largest(map))}`);
+      paint(canvas, 104, map, state.shared ? most : largest(map), pin);
+      line.insertCell().append(canvas);
+    });
+  }
+}
+
+// What stands on the page besides.
+
+function make(tag, text, name) {
+  const made = document.createElement(tag);
+  made.textContent = text;
+  if (name) made.className = name;
+  return made;
+}
+
+function heading(text, scope) {
+  const made = make("th", text);
+  if (scope) made.scope = scope;
+  return made;
+}
+
+let headTiles = [];
+
+function makeHeads() {
+  const count = data.layers[state.layer].heads;
+  if (headTiles.length === count) return;
+  headTiles = Array.from({ length: count }, (_, head) => {
+    const button = make("button", "", "tile"), caption = make("span", "", "caption");
+    const canvas = document.createElement("canvas"), peak = make("span", "");
+    caption.append(make("span", `head ${head + 1}`), peak);
+    button.append(caption, canvas);
+    button.title = "Lay this head over the large image";
+    button.onclick = () => { state.head = state.head === head ? null : head; change("head"); };
+    return { button, canvas, peak };
+  });
+  element("heads").replaceChildren(...headTiles.map((tile) => tile.button));
+}
+
+function makeLayers() {
+  element("layers").replaceChildren(...data.layers.map((layer, index) => {
+    const button = make("button", ""), coarse = layer.downsample ? ", halved" : layer.stride > 1 ? ", strided" : "";
+    button.append(make("span", layer.name, "name"), make("span", `${layer.height} × ${layer.width}${coarse}`, "size"));
+    button.onclick = () => { state.layer = index; change("layer"); };
+    return button;
+  }));
+}
+
+function makeStrip() {
+  if (data.images.length < 2) return;
+  element("strip").replaceChildren(...data.images.map((image, index) => {
+    const button = make("button", ""), picture = document.createElement("img");
+    picture.src = image.png;
+    picture.alt = button.title = image.name;
+    if (data.size <= 96) picture.className = "pixelated";
+    button.setAttribute("role", "option");
+    button.append(picture);
+    button.onclick = () => { state.image = index; change("image"); };
+    return button;
+  }));
+}
+
+function drawWords() {
+  const layer = data.layers[state.layer], image = data.images[state.image];
+  element("name").textContent = image.name;
+  element("heading").textContent = `${layer.heads} heads of ${layer.name}`;
+  element("even").textContent = percent(1 / (layer.height * layer.width));
+  [...element("layers").children].forEach((button, index) =>
+    button.setAttribute("aria-current", String(index === state.layer)));
+  [...element("strip").children].forEach((button, index) =>
+    button.setAttribute("aria-selected", String(index === state.image)));
+  element("prediction").hidden = image.top.length === 0;
+  element("top").replaceChildren(...image.top.map(([name, probability]) => {
+    const line = document.createElement("li");
+    line.style.setProperty("--part", `${100 * probability}%`);
+    line.append(make("span", name), make("span", `${(100 * probability).toFixed(1)} %`));
+    return line;
+  }));
+  for (const name of ["overlay", "smooth", "shared"]) element(name).setAttribute("aria-pressed", String(state[name]));
+  element("pin").disabled = state.pins.length >= MOST_PINS;
+}
+
+// A link restores image, layer, position, pins and head.
+
+const number = (value) => String(Math.round(1e4 * value) / 1e4);
+const point = ({ x, y }) => `${number(x)},${number(y)}`;
+
+function hash() {
+  const parts = { image: state.image + 1, layer: data.layers[state.layer].name, at: point(state.at) };
+  if (state.pins.length) parts.pins = state.pins.map(point).join(";");
+  if (state.head !== null) parts.head = state.head === "mean" ? "mean" : state.head + 1;
+  return `#${Object.entries(parts).map(([name, value]) => `${name}=${value}`).join("&")}`;
+}
+
+function restore() {
+  const parts = new URLSearchParams(decodeURIComponent(location.hash.slice(1)));
+  const points = (text) => (text || "").split(";").map((pair) => pair.split(",").map(Number))
+    .filter(([x, y]) => x >= 0 && x <= 1 && y >= 0 && y <= 1).map(([x, y]) => ({ x, y }));
+  const image = Number(parts.get("image")) - 1, layer = data.layers.findIndex(({ name }) => name === parts.get("layer"));
+  if (image in data.images) state.image = image;
+  if (layer >= 0) state.layer = layer;
+  [state.at] = [...points(parts.get("at")), state.at];
+  state.pins = points(parts.get("pins")).slice(0, MOST_PINS);
+  const head = Number(parts.get("head")) - 1;
+  state.head = parts.get("head") === "mean" ? "mean" : head >= 0 && head < data.layers[state.layer].heads ? head : null;
+}
+
+// One way to change anything: set the state, then say what changed.
+
+let due = null;
+function change(what) {
+  if (what === "layer" && typeof state.head === "number" && state.head >= data.layers[state.layer].heads) state.head = null;
+  if (what !== "hover") history.replaceState(null, "", hash());
+  if (what === "hover") {
+    due = due || requestAnimationFrame(() => { due = null; drawPosition(); });
+    return;
+  }
+  makeHeads();
+  drawWords();
+  drawPosition();
+  if (what !== "at" && what !== "head") drawPins();
+}
+
+function moveTo(event, what) {
+  const box = element("stage").getBoundingClientRect();
+  const x = (event.clientX - box.left) / box.width, y = (event.clientY - box.top) / box.height;
+  const inside = { x: Math.min(0.9999, Math.max(0, x)), y: Math.min(0.9999, Math.max(0, y)) };
+  if (what === "hover") state.hover = inside;
+  else { state.at = inside; state.hover = null; }
+  change(what);
+}
+
+function step(dx, dy) {
+  const { height, width } = data.layers[state.layer], { row, column } = cell(state.at);
+  const clamp = (value, length) => (Math.min(length - 1, Math.max(0, value)) + 0.5) / length;
+  state.at = { x: clamp(column + dx, width), y: clamp(row + dy, height) };
+  state.hover = null;
+  change("at");
+}
+
+function pin() {
+  if (state.pins.length >= MOST_PINS) return;
+  const { height, width } = data.layers[state.layer], { row, column } = cell(place());
+  state.pins.push({ x: (column + 0.5) / width, y: (row + 0.5) / height });
+  change("pins");
+}
+
+function cycle(name, by, length) {
+  state[name] = (state[name] + by + length) % length;
+  change(name);
+}
+
+function toggle(name) { state[name] = !state[name]; change(name); }
+function showHead(head) { state.head = state.head === head ? null : head; change("head"); }
+
+function setTheme(theme, keep) {
+  document.documentElement.dataset.theme = theme;
+  element("theme").textContent = theme === "dark" ? "Light" : "Dark";
+  try { if (keep) localStorage.setItem("aaconv-theme", theme); } catch { /* a page from a file may have no storage */ }
+}
+
+function startTheme() {
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  let kept = null;
+  try { kept = localStorage.getItem("aaconv-theme"); } catch { /* none */ }
+  setTheme(kept || (dark.matches ? "dark" : "light"));
+  dark.addEventListener("change", () => { if (!kept) setTheme(dark.matches ? "dark" : "light"); });
+}
+const otherTheme = () => setTheme(document.documentElement.dataset.theme === "dark" ? "light" : "dark", true);
+
+const keys = {
+  ArrowLeft: () => step(-1, 0), ArrowRight: () => step(1, 0), ArrowUp: () => step(0, -1), ArrowDown: () => step(0, 1),
+  "[": () => cycle("layer", -1, data.layers.length), "]": () => cycle("layer", 1, data.layers.length),
+  ",": () => cycle("image", -1, data.images.length), ".": () => cycle("image", 1, data.images.length),
+  p: pin, x: () => { state.pins = []; change("pins"); }, 0: () => showHead("mean"), t: otherTheme,
+  m: () => toggle("overlay"), s: () => toggle("smooth"), c: () => toggle("shared"),
+};
+
+function listen() {
+  const stage = element("stage");
+  stage.addEventListener("pointermove", (event) => {
+    if (event.pointerType === "mouse") moveTo(event, "hover");
+    else if (event.buttons) moveTo(event, "at");
+  });
+  stage.addEventListener("pointerleave", () => { if (state.hover) { state.hover = null; change("hover"); } });
+  stage.addEventListener("pointerdown", (event) => moveTo(event, "at"));
+  stage.addEventListener("dblclick", pin);
+  document.addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const digit = Number(event.key);
+    const act = keys[event.key] || (digit >= 1 && digit <= data.layers[state.layer].heads && (() => showHead(digit - 1)));
+    if (!act) return;
+    event.preventDefault();
+    act();
+  });
+  element("pin").onclick = pin;
+  element("clear").onclick = keys.x;
+  element("theme").onclick = otherTheme;
+  for (const name of ["overlay", "smooth", "shared"]) element(name).onclick = () => toggle(name);
+  element("link").onclick = async () => {
+    try { await navigator.clipboard.writeText(location.href); element("link").textContent = "Copied"; }
+    catch { element("link").textContent = "It is in the address bar"; }
+    setTimeout(() => { element("link").textContent = "Copy link"; }, 1800);
+  };
+  addEventListener("hashchange", () => { restore(); change("image"); });
+  addEventListener("resize", () => { drawPosition(); });
+}
+
+async function prepare(image) {
+  const picture = new Image();
+  picture.src = data.images[image].png;
+  await picture.decode();
+  const grey = new OffscreenCanvas(picture.width, picture.height), context = grey.getContext("2d");
+  context.drawImage(picture, 0, 0);
+  const pixels = context.getImageData(0, 0, picture.width, picture.height);
+  for (let i = 0; i < pixels.data.length; i += 4) {
+    const [red, green, blue] = pixels.data.subarray(i, i + 3), luma = 0.3 * red + 0.59 * green + 0.11 * blue;
+    for (let c = 0; c < 3; c++) pixels.data[i + c] = 0.15 * pixels.data[i + c] + 0.85 * luma;
+  }
+  context.putImageData(pixels, 0, 0);
+  pictures[image] = { image: picture, grey };
+}
+
+async function start() {
+  element("title").textContent = `What ${data.title} attends to`;
+  element("facts").textContent = data.facts.join(" · ");
+  element("untrained").hidden = data.trained;
+  element("version").textContent = data.version;
+  element("precision").textContent =
+    `The page holds the queries, keys and relative tables of each layer in 16 bits and computes the weights itself. ` +
+    `They differ from AAConv2d.attention_maps by at most ${percent(data.error)} of a row's largest weight.`;
+  const legend = element("legend").getContext("2d");
+  for (let i = 0; i < 256; i++) {
+    legend.fillStyle = `rgb(${colours.slice(3 * i, 3 * i + 3).join(" ")})`;
+    legend.fillRect(i, 0, 1, 1);
+  }
+  startTheme();
+  makeLayers();
+  makeStrip();
+  const sharpness = data.layers.map((_, layer) => data.images.reduce((sum, image) => sum + image.attention[layer].peak, 0));
+  state.layer = sharpness.indexOf(largest(sharpness));
+  restore();
+  if (!location.hash.includes("at=")) [state.at.x, state.at.y] = data.images[state.image].attention[state.layer].focus;
+  await Promise.all(data.images.map((_, image) => prepare(image)));
+  listen();
+  change("image");
+  window.aaconv = { data, state, weights, cell, ready: true };
+}
+
+start();
+})();

@@ -1,0 +1,119 @@
+"""The explorer's page: one HTML file with everything in it."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import re
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib import colormaps
+
+from ..files import check_writable, replacing
+from ..version import __version__
+from .images import png
+from .study import Study, study
+
+COLOUR_MAP = "inferno"
+LARGEST_PAGE = 50
+"""Megabytes: a page that can still be sent and opened."""
+
+
+@dataclass(frozen=True)
+class Written:
+    """Where the page is, its size, and how far its weights are from attention_maps (parts of a row's largest)."""
+
+    path: Path
+    bytes: int
+    layers: int
+    images: int
+    error: float
+
+    def __str__(self) -> str:
+        size = f"{self.bytes / 1e6:.1f} MB" if self.bytes >= 1e5 else f"{self.bytes / 1e3:.0f} kB"
+        images = f"{self.images} image{'s' * (self.images != 1)}"
+        layers = f"{self.layers} layer{'s' * (self.layers != 1)}"
+        return f"wrote {self.path}: {images}, {layers}, {size}"
+
+
+def write_page(
+    source: Any,
+    images: Sequence[Any],
+    path: str | Path,
+    *,
+    names: Sequence[str] | None = None,
+    layers: Sequence[str] | None = None,
+    size: int | None = None,
+    weights: str | None = None,
+    pretrained: bool = False,
+    largest: float = LARGEST_PAGE,
+) -> Written:
+    """Write one self-contained page that shows what a network attends to.
+
+    source: a run folder, a registered model's name, or what run_folder.load_model gives.
+    images: files, PIL images, or arrays and tensors [height, width, 3] or [3, height, width]; names: their captions.
+    layers: wildcard patterns of layer names, default all. size: of the images, default the network's own.
+    weights: "last", "best" or "ema" of a run. largest: the most megabytes the page may have.
+    """
+    check_writable(path)
+    looked_at = study(source, images, names=names, layers=layers, size=size, weights=weights, pretrained=pretrained)
+    text = render(looked_at)
+    if len(text) > largest * 1e6:
+        raise ValueError(
+            f"the page would have {len(text) / 1e6:.0f} MB, the limit is {largest:g}; "
+            "choose fewer layers or images, a smaller size, or a higher limit"
+        )
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+    return Written(Path(path), len(text.encode()), len(looked_at.layers), len(looked_at.pictures), looked_at.error)
+
+
+def render(looked_at: Study) -> str:
+    """The page's text."""
+    data = {
+        "title": looked_at.title,
+        "facts": looked_at.facts,
+        "trained": looked_at.trained,
+        "size": looked_at.size,
+        "error": looked_at.error,
+        "version": __version__,
+        "colours": base64.b64encode(colours().tobytes()).decode(),
+        "layers": [asdict(layer) for layer in looked_at.layers],
+        "images": [
+            {
+                "name": picture.name,
+                "png": png(picture.pixels),
+                "top": picture.top,
+                "attention": [asdict(picture.attention[layer.name]) for layer in looked_at.layers],
+            }
+            for picture in looked_at.pictures
+        ],
+    }
+    return fill(
+        "page.html",
+        title=html.escape(f"What {looked_at.title} attends to"),
+        style=read("base.css") + read("page.css"),
+        script=read("page.js"),
+        # Inside <script> only "</" could end the text early.
+        data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+    )
+
+
+def fill(template: str, **parts: str) -> str:
+    """A template of this package, every {{name}} replaced once; what is put in is not looked at again."""
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], read(template))
+
+
+def read(name: str) -> str:
+    return files(__package__).joinpath(name).read_text(encoding="utf-8")
+
+
+def colours() -> np.ndarray:
+    """The colour map, 256 x 3 bytes: equal steps of weight look like equal steps."""
+    return (colormaps[COLOUR_MAP](np.arange(256))[:, :3] * 255).round().astype(np.uint8)

@@ -1,0 +1,115 @@
+"""A network looked at: some images, what it predicts for them, and the attention of its layers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from ..layer import AAConv2d
+from ..run_folder import Loaded, load_model
+from .capture import Layer, Packed, attention_layers, capture
+from .images import fit, load_image, normalise
+
+TOP = 5
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One image as the network saw it, uint8 [3, size, size]; the classes it thinks of with their probabilities."""
+
+    name: str
+    pixels: Tensor
+    top: list[tuple[str, float]]
+    attention: dict[str, Packed]
+
+
+@dataclass(frozen=True)
+class Study:
+    """`trained` is False for weights nobody has trained: their maps say nothing about learning."""
+
+    title: str
+    facts: list[str]
+    trained: bool
+    size: int
+    layers: list[Layer]
+    pictures: list[Picture]
+
+    @property
+    def error(self) -> float:
+        return max(packed.error for picture in self.pictures for packed in picture.attention.values())
+
+
+def study(
+    source: str | Path | Loaded,
+    images: Sequence[Any],
+    *,
+    names: Sequence[str] | None = None,
+    layers: Sequence[str] | None = None,
+    size: int | None = None,
+    weights: str | None = None,
+    pretrained: bool = False,
+) -> Study:
+    """Run a run folder's network, or a registered one, on images (files, arrays, tensors, PIL images)."""
+    if not images:
+        raise ValueError("name at least one image")
+    if names is not None and len(names) != len(images):
+        raise ValueError(f"one name an image, please: got {len(names)} names and {len(images)} images")
+    pixels = [load_image(image) for image in images]  # a bad file is found before the network is built
+    loaded = source if isinstance(source, Loaded) else load_model(source, weights=weights, pretrained=pretrained)
+    title = Path(loaded.source).name if loaded.recipe is not None else str(loaded.source)
+    chosen = attention_layers(loaded.model, _model_name(loaded), layers)
+    size = size or loaded.size
+    crop = (getattr(loaded.model, "pretrained_cfg", None) or {}).get("crop_pct") or 0.875
+    pictures, facts = [], []
+    for index, (image, original) in enumerate(zip(images, pixels, strict=True)):
+        shown = fit(original, size, crop)
+        output, facts, attention = _run(loaded, normalise(shown, loaded.mean, loaded.std), chosen)
+        name = names[index] if names else _image_name(image, index)
+        pictures.append(Picture(name, shown, _top(output, loaded.classes), attention))
+    trained = loaded.recipe is not None or pretrained or weights is not None
+    return Study(title, _facts(loaded, trained), trained, size, facts, pictures)
+
+
+def _run(loaded: Loaded, image: Tensor, chosen: dict[str, AAConv2d]) -> tuple[Any, list[Layer], dict[str, Packed]]:
+    try:
+        return capture(loaded.model, image, chosen)
+    except RuntimeError as error:
+        sides = " x ".join(map(str, image.shape[-2:]))
+        raise ValueError(f"{_model_name(loaded)} does not run on images of {sides} pixels: {error}") from None
+
+
+def _model_name(loaded: Loaded) -> str:
+    return loaded.recipe.model.name if loaded.recipe is not None else str(loaded.source)
+
+
+def _image_name(image: Any, index: int) -> str:
+    return Path(image).name if isinstance(image, str | Path) else f"image {index + 1}"
+
+
+def _top(output: Any, classes: Sequence[str] | None) -> list[tuple[str, float]]:
+    """The most likely classes of an output [1, classes]; none where the network does not classify."""
+    if not isinstance(output, Tensor) or output.dim() != 2:
+        return []
+    probability, index = output[0].float().softmax(-1).topk(min(TOP, output.shape[-1]))
+    named = classes is not None and len(classes) == output.shape[-1]
+    return [
+        (classes[i] if named else f"class {i}", p) for i, p in zip(index.tolist(), probability.tolist(), strict=True)
+    ]
+
+
+def _facts(loaded: Loaded, trained: bool) -> list[str]:
+    parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
+    facts = [f"{parameters:,} parameters"]
+    if loaded.recipe is not None:
+        facts = [loaded.recipe.model.name, f"trained on {loaded.recipe.data}", *facts]
+    elif trained:
+        facts.append("trained weights")
+    metrics = loaded.metrics or {}
+    for key, text in (("top1", "{:.1f} % top-1"), ("mAP", "{:.1f} mAP")):
+        if isinstance(metrics.get(key), int | float):
+            facts.append(text.format(metrics[key]))
+    return facts
