@@ -155,8 +155,7 @@ function drawMarks(row, column) {
   const rows = [first(row, height), Math.max(first(row, height), first(row + 1, height) - 1)];
   const columns = [first(column, width), Math.max(first(column, width), first(column + 1, width) - 1)];
   element("place").textContent =
-    `row ${row + 1} of ${height}, column ${column + 1} of ${width} · pixels ` +
-    `${rows.join("–")}, ${columns.join("–")}`;
+    `row ${row + 1} of ${height}, column ${column + 1} of ${width}, pixels ${rows.join("-")} and ${columns.join("-")}`;
 }
 
 function drawPins() {
@@ -270,7 +269,7 @@ function drawWords() {
 
 // A link restores image, layer, position, pins and head.
 
-const number = (value) => String(Math.round(1e4 * value) / 1e4);
+const number = (value) => String(Math.round(1e5 * value) / 1e5);
 const point = ({ x, y }) => `${number(x)},${number(y)}`;
 
 function hash() {
@@ -281,7 +280,7 @@ function hash() {
 }
 
 function restore() {
-  const parts = new URLSearchParams(decodeURIComponent(location.hash.slice(1)));
+  const parts = new URLSearchParams(location.hash.slice(1)); // decodes, and leaves what is malformed as it is
   const points = (text) => (text || "").split(";").map((pair) => pair.split(",").map(Number))
     .filter(([x, y]) => x >= 0 && x <= 1 && y >= 0 && y <= 1).map(([x, y]) => ({ x, y }));
   const image = Number(parts.get("image")) - 1, layer = data.layers.findIndex(({ name }) => name === parts.get("layer"));
@@ -415,7 +414,7 @@ async function start() {
   element("untrained").hidden = data.trained;
   element("version").textContent = data.version;
   element("precision").textContent =
-    `The page holds the queries, keys and relative tables of each layer in 16 bits and computes the weights itself. ` +
+    `The page holds the queries, keys and relative tables of each layer in 16 bits, or 32 where these are too few, and computes the weights itself. ` +
     `They differ from AAConv2d.attention_maps by at most ${percent(data.error)} of a row's largest weight.`;
   const legend = element("legend").getContext("2d");
   for (let i = 0; i < 256; i++) {
