@@ -115,6 +115,8 @@ def load(path: Path) -> Checkpoint:
     """Read and compare every file with its sum; ValueError says what is wrong."""
     try:
         sums = json.loads((path / MANIFEST).read_bytes())["sha256"]
+        if any(name != Path(name).name for name in sums):
+            raise ValueError  # a file somewhere else
         data = {name: (path / name).read_bytes() for name in sums}
     except FileNotFoundError as error:
         raise ValueError(f"{Path(error.filename).name} is missing") from None

@@ -46,8 +46,6 @@ def make_schedule(recipe: Recipe, optimizer: Optimizer, steps_per_epoch: int) ->
     min_lr after the last step; "step" multiplies by decay_rate at each of decay_epochs and "exponential" every
     decay_epochs[0] epochs, both counted from the beginning of the run.
     """
-    if not 0 <= recipe.warmup < 1:
-        raise ValueError(f"warmup must be a part of the epochs, 0 or more and less than 1, got {recipe.warmup}")
     if recipe.min_lr and recipe.schedule != "cosine":
         raise ValueError(f"min_lr is for the cosine schedule, got min_lr={recipe.min_lr} with {recipe.schedule!r}")
     total = recipe.epochs * steps_per_epoch
@@ -65,11 +63,6 @@ def make_schedule(recipe: Recipe, optimizer: Optimizer, steps_per_epoch: int) ->
             decays = [round(epoch * steps_per_epoch) + 1 for epoch in sorted(recipe.decay_epochs)]
             return MultiStepLRScheduler(optimizer, decays, recipe.decay_rate, warmup_prefix=False, **common)
         case "exponential":
-            if len(recipe.decay_epochs) != 1 or recipe.decay_epochs[0] <= 0:
-                raise ValueError(
-                    f"the exponential schedule needs the epochs between two decays, one positive number, "
-                    f"got decay_epochs={recipe.decay_epochs}"
-                )
             every = recipe.decay_epochs[0] * steps_per_epoch
             return StepLRScheduler(optimizer, every, recipe.decay_rate, warmup_prefix=False, **common)
         case "constant":

@@ -1,7 +1,7 @@
 """The first process's side of a run folder: everything that training writes, and what it goes on from."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -68,16 +68,15 @@ class RunWriter:
         return path
 
     def finish(self, rows: list[Row], speed: list[Row], best: dict[str, Any] | None, parameters: int) -> dict[str, Any]:
-        """summary.json, which is returned, and the curves."""
+        """The curves, and at last summary.json, which is returned: with it a run is finished."""
+        from .curves import draw  # matplotlib is slow to import
+
         known = run_folder.read_environment(self.run)
         summary = run_folder.summary_of(self.recipe, known, rows, speed, self.task.metrics, parameters)
         summary["best"] = {"metric": self.task.headline, **best} if best else None
         with self._writing("the summary"):
+            draw([self.run], self.run / run_folder.CURVES)
             run_folder.write_json(self.run / run_folder.SUMMARY, summary)
-            with suppress(ModuleNotFoundError):
-                from .curves import draw  # matplotlib is slow to import
-
-                draw([self.run], self.run / run_folder.CURVES)
         return summary
 
     def last_good(self) -> str:

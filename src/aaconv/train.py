@@ -44,7 +44,6 @@ def train(recipe: Recipe, run: str | Path, *, device: str | None = None) -> dict
     that torchrun has restarted go on with the run by themselves.
     """
     run = Path(run)
-    check(recipe)
     with joined(device) as world:
         again = restarted() and world.first_does(lambda: run_folder.is_run(run))
         if not again:
@@ -57,21 +56,6 @@ def resume(run: str | Path, *, device: str | None = None) -> dict[str, Any]:
     run = Path(run)
     with joined(device) as world:
         return _run(world.first_does(lambda: _recipe_of(run)), run, world, again=True)
-
-
-def check(recipe: Recipe) -> None:
-    """A ValueError for numbers that no run can have."""
-    least = {"epochs": 1, "batch": 1, "accumulate": 1, "eval_every": 1, "keep": 1, "checkpoint_every": 1, "seed": 0}
-    for name, lowest in (least | {"holdout": 0, "workers": 0, "weight_decay": 0, "momentum": 0}).items():
-        value = getattr(recipe, name)
-        if value is not None and value < lowest:
-            raise ValueError(f"{name} must be at least {lowest}, got {value}")
-    if not 0 <= recipe.label_smoothing < 1:
-        raise ValueError(f"label_smoothing must be 0 or more and less than 1, got {recipe.label_smoothing}")
-    if recipe.ema is not None and not 0 < recipe.ema < 1:
-        raise ValueError(f"ema must be more than 0 and less than 1, as 0.9999, got {recipe.ema}")
-    if recipe.clip_grad is not None and recipe.clip_grad <= 0:
-        raise ValueError(f"clip_grad must be more than 0, the largest norm of the gradients, got {recipe.clip_grad}")
 
 
 def _recipe_of(run: Path) -> Recipe:
