@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -76,7 +77,12 @@ class TensorBoard:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
             raise ValueError("--tensorboard needs the package tensorboard: pip install tensorboard") from None
-        self._writer = SummaryWriter(str(folder))
+        self._make, self._folder = SummaryWriter, str(folder)
+
+    @cached_property
+    def _writer(self) -> Any:
+        """Made when there is something to write: a run that cannot begin leaves no folder."""
+        return self._make(self._folder)
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         for name, value in values.items():
@@ -88,7 +94,8 @@ class TensorBoard:
                 self._writer.add_scalar(f"epoch/{name}", float(value), int(row.get("step", row["epoch"])))
 
     def close(self) -> None:
-        self._writer.close()
+        if "_writer" in vars(self):
+            self._writer.close()
 
 
 class Display:
@@ -150,7 +157,7 @@ class Display:
         width = len(str(self._recipe.epochs))
         text = Text.assemble((f"epoch {int(row['epoch']):{width}}/{self._recipe.epochs} ", "bold"))
         for name, title in SHOWN.items():
-            if _is_number(row.get(name)):
+            if _is_number(row.get(name)) and not _says_nothing(name, row):
                 value = float(row[name])
                 important = name in ("top1", "mAP")
                 text.append(f" {title} " if title else "", None if important else "dim")
@@ -158,6 +165,7 @@ class Display:
                     f"{value:.1f} %" if name in PERCENT else f"{value:.3f}", "bold green" if important else None
                 )
                 text.append(" ")
+        text.rstrip()
         self._print(text)
 
     def say(self, text: str) -> None:
@@ -262,6 +270,11 @@ def duration(seconds: float) -> str:
     if hours >= 48:
         return f"{hours // 24} d {hours % 24:02d} h"
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
+
+
+def _says_nothing(name: str, row: Mapping[str, Any]) -> bool:
+    """Top-5 of a handful of classes."""
+    return name == "top5" and float(row[name]) >= 99.995
 
 
 def _is_number(value: Any) -> bool:

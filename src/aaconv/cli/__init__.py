@@ -6,8 +6,9 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
+from ..recipes.overrides import spell_out
 from ..version import __version__
-from . import bench, look, take
+from . import bench, detection, look, take, training
 from .parsing import Parser, add, nearest
 
 
@@ -34,6 +35,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    arguments = sys.argv[1:] if arguments is None else arguments
+    if arguments and arguments[0] == "train":
+        arguments = spell_out(arguments)
     chosen, unknown = _command_line().parse_known_args(arguments)
     if unknown:
         option = unknown[0].partition("=")[0]
@@ -48,9 +52,9 @@ def _command_line() -> Parser:
     parser.add_argument("--version", action="version", version=f"aaconv {__version__}")
     commands = parser.add_subparsers(title="commands", dest="command", metavar="command", required=True)
 
-    add(commands, "demo", _demo, "train a small network with and without attention, on the CPU, in seconds")
+    add(commands, "demo", _demo, "train a small network without and with attention, on the CPU, in minutes")
 
-    for module in (look, bench, take):
+    for module in (look, training, detection, bench, take):
         module.add_commands(commands)
     return parser
 

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from .parsing import add, positive, seed
+from .parsing import add, nearest, positive, seed
 
 PLOTS = ("params", "flops", "mnasnet-params", "mnasnet-flops", "ratios")
 
@@ -23,9 +23,11 @@ def add_commands(commands: Any) -> None:
     table.add_argument("number", nargs="?", default="all", type=table_number, metavar="N|all", help="default: all")
     table.add_argument("--json", action="store_true", help="print JSON")
 
-    plot = add(commands, "plot", _plot, "draw the paper's figures 1 and 3 to 6", "params -o figure1.svg")
-    plot.add_argument("kind", choices=PLOTS, metavar="kind", help=", ".join(PLOTS))
-    plot.add_argument("-o", "--output", metavar="FILE", help="a .png or .svg file; default: KIND.png")
+    plot = add(
+        commands, "plot", _plot, "draw the curves of runs, or a figure of the paper", "runs/demo-* -o curves.png"
+    )
+    plot.add_argument("what", nargs="+", metavar="RUN|FIGURE", help=f"run folders, or one of {', '.join(PLOTS)}")
+    plot.add_argument("-o", "--output", metavar="FILE", help="a .png or .svg file; default: FIGURE.png or curves.png")
 
     data = add(commands, "data", None, "look at a data set: preview")
     _add_preview(data.add_subparsers(title="commands", dest="look", metavar="command", required=True))
@@ -75,9 +77,20 @@ def _table(chosen: argparse.Namespace) -> None:
 
 
 def _plot(chosen: argparse.Namespace) -> None:
+    from ..curves import draw
     from ..plots import save
+    from ..run_folder import is_run
 
-    print(f"drew {save(chosen.kind, chosen.output or f'{chosen.kind}.png')}")
+    first, *others = chosen.what
+    if first in PLOTS:
+        if others:
+            raise ValueError(f"one figure at a time, got {' '.join(chosen.what)}")
+        print(f"drew {save(first, chosen.output or f'{first}.png')}")
+        return
+    for place in chosen.what:
+        if not is_run(place):
+            raise ValueError(f"there is no run or figure {place!r}{nearest(place, list(PLOTS))}")
+    print(f"drew {draw(chosen.what, chosen.output or 'curves.png')}")
 
 
 def _data_preview(chosen: argparse.Namespace) -> None:

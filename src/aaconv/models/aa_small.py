@@ -5,6 +5,8 @@ that nothing but SE's average over the image, or attention, brings the two toget
 """
 
 import re
+from itertools import accumulate
+from operator import mul
 from typing import Any
 
 import torch
@@ -39,7 +41,7 @@ class Block(nn.Module):
 
 
 class SmallNet(nn.Module):
-    """`depth` 3x3 convolutions of `width` channels, the first with stride 2: windows of 3, 7, 11, 15, ... pixels.
+    """A 3x3 convolution of `width` channels for each of `strides`; those of 2, 2, 1 see windows of 3, 7, 15 pixels.
 
     gate: "se", "ge", "cbam", "gala" or None; its keywords (reduction, ...) are options.
     augmented: swap all convolutions but the first; AAConv2d's keywords are options.
@@ -48,7 +50,7 @@ class SmallNet(nn.Module):
 
     def __init__(
         self,
-        depth: int = 4,
+        strides: tuple[int, ...] = (2, 2, 1),
         width: int = 32,
         *,
         num_classes: int = 2,
@@ -64,30 +66,34 @@ class SmallNet(nn.Module):
         **options: Any,
     ):
         super().__init__()
-        if depth < 2 or width < 1:
-            raise ValueError(f"depth must be at least 2 and width at least 1, got {depth=}, {width=}")
-        own = {"depth", "width", "num_classes", "in_chans", "global_pool", "drop_rate", "drop_path_rate", "img_size"}
+        if len(strides) < 2 or min(*strides, width) < 1:
+            raise ValueError(f"there must be two strides or more, and a width of at least 1, got {strides=}, {width=}")
+        own = {"strides", "width", "num_classes", "in_chans", "global_pool", "drop_rate", "drop_path_rate", "img_size"}
         names = gate_options(gate), ATTENTION_OPTIONS if augmented else set()
         gated, attention = sort_options(options, *names, owner=type(self).__name__, also=own)
         factory = {"device": device, "dtype": dtype}
         self.num_classes, self.in_chans, self.drop_rate = num_classes, in_chans, drop_rate
         self.num_features = self.head_hidden_size = width
         self.grad_checkpointing = False
-        rates = torch.linspace(0, drop_path_rate, depth, device="cpu").tolist()
+        rates = torch.linspace(0, drop_path_rate, len(strides), device="cpu").tolist()
         self.blocks = nn.Sequential(
             *(
                 Block(
                     width if index else in_chans,
                     width,
-                    1 if index else 2,
+                    stride,
                     gate=GATES[gate](width, **gated, **factory) if gate else None,
                     drop_path=rate,
                     **factory,
                 )
-                for index, rate in enumerate(rates)
+                for index, (stride, rate) in enumerate(zip(strides, rates, strict=True))
             )
         )
-        self.feature_info = [{"num_chs": width, "reduction": 2, "module": f"blocks.{i}"} for i in range(depth)]
+        reductions = accumulate(strides, mul)
+        self.feature_info = [
+            {"num_chs": width, "reduction": reduction, "module": f"blocks.{index}"}
+            for index, reduction in enumerate(reductions)
+        ]
         self.global_pool, self.fc = create_classifier(width, num_classes, pool_type=global_pool, **factory)
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -112,7 +118,7 @@ class SmallNet(nn.Module):
         self.global_pool, self.fc = create_classifier(self.num_features, num_classes, pool_type=global_pool, **like)
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """[N, in_chans, H, W] -> [N, width, H / 2, W / 2]."""
+        """[N, in_chans, H, W] -> [N, width, H / 4, W / 4] with the usual strides."""
         return checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
@@ -136,14 +142,14 @@ _SETTINGS: dict[str, dict[str, Any]] = {
         "min_key_channels_per_head": 4,
     },
 }
-_VARIANTS = {f"{kind}_small": (chosen, f"Four 3x3 convolutions, {KINDS[kind]}.") for kind, chosen in _SETTINGS.items()}
+_VARIANTS = {f"{kind}_small": (chosen, f"Three 3x3 convolutions, {KINDS[kind]}.") for kind, chosen in _SETTINGS.items()}
 
 default_cfgs = generate_default_cfgs(
     {
         name: {
             "num_classes": 2,
             "input_size": (3, 32, 32),
-            "pool_size": (16, 16),
+            "pool_size": (8, 8),
             "crop_pct": 1.0,
             "interpolation": "bilinear",
             # of the images of shapes

@@ -1,0 +1,201 @@
+"""How good a network is, and what it takes for what: `aaconv eval RUN|MODEL --data NAME`."""
+
+from __future__ import annotations
+
+import json
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
+
+from .classify import count
+from .cost import console
+from .data import Dataset, make_loader, open_dataset
+from .data.preview import class_title
+from .distributed import World
+from .recipes.recipe import Recipe
+from .run_folder import Loaded, load_model
+from .tasks import create_task, open_data
+
+BATCH = 256
+TAKEN_FOR = 3  # wrong classes named beside a class
+
+
+@dataclass(frozen=True)
+class Confused:
+    """One class: how many of its images were recognised, in percent, and what the others were taken for."""
+
+    name: str
+    images: int
+    top1: float
+    taken_for: dict[str, int]
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """`metrics` by name, accuracies in percent; `classes` the worst first, empty for a detector."""
+
+    source: str
+    data: str
+    images: int
+    metrics: dict[str, float]
+    classes: list[Confused]
+
+
+def evaluate(
+    source: str | Path,
+    *,
+    data: str | None = None,
+    data_dir: str | Path | None = None,
+    weights: str | None = None,
+    pretrained: bool = False,
+    batch: int | None = None,
+    limit: int | None = None,
+    device: str | None = None,
+) -> Evaluation:
+    """Test a network on a data set; a run without `data` on the images that it was evaluated on itself."""
+    where = pick_device(device)
+    dataset = None
+    if data is not None:
+        dataset = open_dataset(data, data_dir, "test")
+    loaded = load_model(
+        source, weights=weights, pretrained=pretrained, device=where, **_classes_of(source, dataset, pretrained)
+    )
+    if loaded.task == "detect":
+        return _evaluate_detector(loaded, data, data_dir, batch, limit, where)
+    if dataset is None:
+        dataset = _own_data(loaded, data_dir)
+    if limit is not None:
+        dataset = dataset.take(min(limit, len(dataset)))
+    _check_classes(loaded, dataset)
+    dataset = replace(dataset, mean=loaded.mean, std=loaded.std)
+    loader = make_loader(dataset, batch or BATCH, train=False, size=loaded.size, device=where)
+    with precision(loaded.recipe, where):
+        counts = count(loaded.model, loader.batches(), len(dataset.classes))
+    names = [class_title(name) for name in loaded.classes or dataset.classes]
+    number = int(counts.sums[0])
+    return Evaluation(str(source), dataset.name, number, counts.metrics(), confusions(counts.confusion, names))
+
+
+def pick_device(name: str | None) -> torch.device:
+    """The device of that name, by default a GPU if there is one."""
+    try:
+        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+    except RuntimeError:
+        raise ValueError(f"there is no device {name!r}; choose cuda, cuda:1 or cpu") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise ValueError("torch finds no CUDA device here; --device cpu runs on the processor")
+    return device
+
+
+def precision(recipe: Recipe | None, device: torch.device) -> AbstractContextManager:
+    """On a GPU the number format that the run was trained in, float32 elsewhere."""
+    formats = {"bf16": torch.bfloat16, "fp16": torch.float16}
+    if recipe is None or device.type != "cuda" or recipe.precision not in formats:
+        return nullcontext()
+    return torch.autocast("cuda", formats[recipe.precision])
+
+
+def confusions(confusion: Tensor, names: list[str]) -> list[Confused]:
+    """int64 [class, guess] -> the classes there are images of, the least recognised first."""
+    found = []
+    for label, row in enumerate(confusion.tolist()):
+        images, right = sum(row), row[label]
+        if images:
+            wrong = sorted((-times, guess) for guess, times in enumerate(row) if times and guess != label)
+            taken_for = {names[guess]: -times for times, guess in wrong[:TAKEN_FOR]}
+            found.append(Confused(names[label], images, 100 * right / images, taken_for))
+    return sorted(found, key=lambda one: one.top1)
+
+
+def print_evaluation(found: Evaluation, *, worst: int = 10, as_json: bool = False) -> None:
+    """The figures in a line, and a table of the classes that are confused most."""
+    if as_json:
+        shown = asdict(found) | {"classes": [asdict(one) for one in found.classes[:worst]]}
+        print(json.dumps(shown, indent=2))
+        return
+    output = console()
+    titles = {"top1": "top-1", "top5": "top-5"}
+    figures = ", ".join(
+        f"{titles.get(name, name)} {value:.4f}" if "loss" in name else f"{titles.get(name, name)} {value:.2f} %"
+        for name, value in sorted(found.metrics.items(), key=lambda item: "loss" in item[0])
+        if value is not None
+    )
+    output.print(Text(f"{found.source} on {found.images:,} images of {found.data}"), soft_wrap=True)
+    output.print(Text(figures, "bold"), soft_wrap=True)
+    shown = [one for one in found.classes if one.taken_for][:worst]
+    if not shown:
+        return
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("worst classes", no_wrap=True)
+    table.add_column("right", justify="right", no_wrap=True)
+    table.add_column("of", justify="right", no_wrap=True)
+    table.add_column("taken for", no_wrap=True)
+    for one in shown:
+        taken_for = ", ".join(f"{name} ({times})" for name, times in one.taken_for.items())
+        table.add_row(Text(one.name), f"{one.top1:.1f} %", f"{one.images:,}", Text(taken_for))
+    output.print()
+    output.print(table)
+
+
+def _classes_of(source: str | Path, dataset: Dataset | None, pretrained: bool) -> dict[str, Any]:
+    """A network by name gets as many classes as the data have; one with weights keeps its own."""
+    from .run_folder import is_run
+
+    if is_run(source) or "/" in str(source):
+        return {}
+    if dataset is None:
+        raise ValueError(f"{source} is a model, not a run: say on which data with --data NAME")
+    return {} if pretrained else {"num_classes": len(dataset.classes)}
+
+
+def _own_data(loaded: Loaded, data_dir: str | Path | None) -> Dataset:
+    recipe = loaded.recipe if data_dir is None else replace(loaded.recipe, data_dir=str(data_dir))
+    if recipe.holdout:
+        return open_data(recipe)[1]
+    # The training images need not be there.
+    size = {"size": recipe.size} if recipe.data == "shapes" and recipe.size else {}
+    number = {"number": recipe.eval_limit} if recipe.data == "shapes" and recipe.eval_limit else {}
+    test = open_dataset(recipe.data, recipe.data_dir, "test", **size, **number)
+    return test.take(recipe.eval_limit) if recipe.eval_limit else test
+
+
+def _check_classes(loaded: Loaded, dataset: Dataset) -> None:
+    known = loaded.classes
+    if loaded.recipe is not None and known is not None and tuple(known) != tuple(dataset.classes):
+        strange = (
+            sorted(set(dataset.classes) - set(known)) or sorted(set(known) - set(dataset.classes)) or ["another order"]
+        )
+        raise ValueError(
+            f"{loaded.source} knows {len(known)} classes, {dataset.name} has {len(dataset.classes)} and they are not "
+            f"the same: {strange[0]!r}"
+        )
+    outputs = loaded.model.num_classes
+    if outputs != len(dataset.classes):
+        raise ValueError(
+            f"{loaded.source} tells {outputs:,} classes apart, {dataset.name} has {len(dataset.classes):,}"
+        )
+
+
+def _evaluate_detector(
+    loaded: Loaded,
+    data: str | None,
+    data_dir: str | Path | None,
+    batch: int | None,
+    limit: int | None,
+    device: torch.device,
+) -> Evaluation:
+    if loaded.recipe is None:
+        raise ValueError(f"{loaded.source} is a detector without a run; only runs of detectors can be evaluated")
+    changes = {"data": data, "data_dir": None if data_dir is None else str(data_dir), "eval_limit": limit}
+    recipe = replace(loaded.recipe, **{name: value for name, value in changes.items() if value is not None})
+    task = create_task(recipe)
+    _, loader = task.loaders(batch or recipe.batch, World(device))
+    with torch.no_grad(), precision(recipe, device):
+        metrics = task.evaluate(loaded.model, loader.batches())
+    return Evaluation(loaded.source, recipe.data, len(task.data[1]), metrics, [])

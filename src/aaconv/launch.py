@@ -1,0 +1,103 @@
+"""From a name to a finished run: the recipe with its changes, a folder of its own, training, and what to say after."""
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from . import recipes
+from .distributed import started_by_torchrun
+from .progress import TensorBoard, duration, following
+from .recipes.overrides import for_processor
+from .recipes.recipe import Recipe
+
+RUNS = Path("runs")
+
+
+def choose(name: str | None, source: str | None, changes: dict[str, Any], device: str | None = None) -> Recipe:
+    """The recipe of that name, or of a YAML file, with the changes made."""
+    if (name is None) == (source is None):
+        raise ValueError("name a recipe (`aaconv recipes` lists them), or a file with --from, or a run with --resume")
+    recipe = recipes.get(name) if source is None else recipes.load(source)
+    on_processor = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")).type == "cpu"
+    if source is None and on_processor:
+        recipe = for_processor(recipe, changes)
+    return recipes.override(recipe, changes)
+
+
+def free_folder(recipe: Recipe, runs: Path = RUNS) -> Path:
+    """runs/NAME-seedN, with the first number behind it that is free; all processes of torchrun must agree on one."""
+    if started_by_torchrun():
+        raise ValueError("name the folder of the run with --run DIR: all processes, and restarted ones, must agree")
+    base = runs / f"{recipe.name}-seed{recipe.seed}"
+    number, folder = 1, base
+    while folder.exists():
+        number += 1
+        folder = base.with_name(f"{base.name}-{number}")
+    return folder
+
+
+def check_unchanged(changes: dict[str, Any], others: dict[str, Any]) -> None:
+    """A run goes on as it began: a ValueError names what was given beside --resume."""
+    fields = [f"--{name.replace('_', '-')}" for name in changes]
+    extra = [name for name, value in others.items() if value] + fields
+    if extra:
+        raise ValueError(f"--resume goes on with the run as it is: leave out {', '.join(extra)}")
+
+
+def start(
+    run: Path, recipe: Recipe | None, *, device: str | None = None, tensorboard: bool = False, record: bool = False
+) -> dict[str, Any]:
+    """Train `recipe` into the folder `run`, or go on with it where there is no recipe; prints what came out."""
+    from . import run_folder, train
+
+    first = os.environ.get("RANK", "0") == "0"
+    with ExitStack() as stack:
+        if tensorboard and first:
+            stack.enter_context(following(TensorBoard(run / "tensorboard")))
+        if recipe is None:
+            summary = train.resume(run, device=device)
+        else:
+            if first:
+                print(f"{recipe.name}: {recipe.model.name} on {recipe.data}, into {run}", flush=True)
+            summary = train.train(recipe, run, device=device)
+    if first:
+        print(conclusion(summary, run))
+        if record:
+            print(f"recorded in {run_folder.record_result(run)}")
+    return summary
+
+
+def conclusion(summary: dict[str, Any], run: Path) -> str:
+    """The result in a line, the paper's under it where there is one, and where to go from here."""
+    from . import run_folder
+
+    titles = {"top1": "top-1", "top5": "top-5", "mAP": "mAP", "mAP50": "mAP50", "mAP75": "mAP75"}
+    results = ", ".join(
+        f"{title} {summary[key]:.2f} %" for key, title in titles.items() if summary.get(key) is not None
+    )
+    lines = [
+        f"{results}, loss {summary['loss']:.4f}" if summary.get("loss") is not None else results,
+        f"{summary['epochs']} epochs, {duration(summary['seconds_per_epoch'])} each, "
+        f"{summary['parameters']:,} parameters",
+    ]
+    recipe = recipes.load(run / run_folder.RECIPE)
+    row = recipes.paper_row(recipe)
+    if row is not None:
+        values = ", ".join(f"{name} {row.cells[name]}" for name in titles.values() if name in row.cells)
+        lines.append(f"the paper: {values} (table {recipe.evidence.table}, {row.name}){_shortened(recipe)}")
+    more = f"aaconv plot {run}" if recipe.task == "detect" else f"aaconv eval {run} | aaconv predict {run} IMAGE..."
+    return "\n".join([*lines, f"all of it is in {run}; go on with: {more}"])
+
+
+def _shortened(recipe: Recipe) -> str:
+    """What the run did less of than the paper, if it did."""
+    if recipe.name not in recipes.names():
+        return ""
+    usual = recipes.get(recipe.name)
+    parts = [f"{usual.epochs} epochs"] if recipe.epochs != usual.epochs else []
+    if recipe.train_limit:
+        parts.append("all images")
+    return f", with {' and '.join(parts)}" if parts else ""

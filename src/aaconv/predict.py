@@ -1,0 +1,169 @@
+"""What images show, by a trained network: `aaconv predict RUN|MODEL IMAGE...`, for files, folders and patterns."""
+
+from __future__ import annotations
+
+import glob
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps, UnidentifiedImageError
+from rich.text import Text
+from torch import Tensor
+from torchvision.transforms import v2
+from torchvision.transforms.v2 import functional as F
+
+from .cost import console
+from .data import Normalize
+from .data.datasets import IMAGE_ENDINGS
+from .data.preview import class_title
+from .data.transforms import EVAL_CROP
+from .evaluate import pick_device, precision
+from .run_folder import Loaded, is_run, load_model, read_config
+
+BACKGROUND = (255, 255, 255)  # behind what is transparent
+LONGEST = 4  # times the shorter side: what the middle of an image is cut out of
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The likeliest classes of one image and their probabilities, best first; or the reason why there are none."""
+
+    path: str
+    classes: dict[str, float]
+    error: str | None = None
+
+
+def predict(
+    source: str | Path,
+    images: Iterable[str | Path],
+    *,
+    top: int = 5,
+    weights: str | None = None,
+    pretrained: bool = False,
+    batch: int = 32,
+    device: str | None = None,
+) -> Iterator[Prediction]:
+    """A prediction an image, in order; those that cannot be read have an `error`. Paths are looked at before all."""
+    files, where = find_images(images), pick_device(device)
+    loaded = load_model(source, weights=weights, pretrained=pretrained, device=where)
+    if loaded.task == "detect":
+        raise ValueError(f"{source} finds objects and does not name whole images; use the run of a classifier")
+    return _predict(loaded, files, top, batch, where)
+
+
+def _predict(loaded: Loaded, files: list[Path], top: int, batch: int, device: torch.device) -> Iterator[Prediction]:
+    normalize = Normalize(loaded.mean, loaded.std).to(device)
+    transform = preparation(loaded)
+    for part in (files[first : first + batch] for first in range(0, len(files), batch)):
+        read = [_read(path, transform) for path in part]
+        good = [image for image in read if isinstance(image, Tensor)]
+        found = iter(())
+        if good:
+            with torch.no_grad(), precision(loaded.recipe, device):
+                probabilities = loaded.model(normalize(torch.stack(good).to(device))).float().softmax(1).cpu()
+            found = iter(probabilities)
+        for path, image in zip(part, read, strict=True):
+            if isinstance(image, Tensor):
+                yield Prediction(str(path), _best(next(found), loaded.classes, top))
+            else:
+                yield Prediction(str(path), {}, image)
+
+
+def _best(probabilities: Tensor, classes: tuple[str, ...] | None, top: int) -> dict[str, float]:
+    values, indices = probabilities.topk(min(top, len(probabilities)))
+    names = [class_title(classes[i]) if classes else f"class {i}" for i in indices.tolist()]
+    return dict(zip(names, values.tolist(), strict=True))
+
+
+def find_images(places: Iterable[str | Path]) -> list[Path]:
+    """The files that are meant: a file itself, all images below a folder, what fits a pattern; each once."""
+    found: dict[Path, None] = {}
+    for place in map(str, places):
+        if Path(place).is_dir():
+            below = sorted(p for p in Path(place).rglob("*") if p.suffix.lower() in IMAGE_ENDINGS and p.is_file())
+            if not below:
+                raise FileNotFoundError(f"there are no images in the folder {place}")
+        elif Path(place).exists():
+            below = [Path(place)]
+        elif glob.has_magic(place):
+            below = [Path(name) for name in sorted(glob.glob(place, recursive=True)) if Path(name).is_file()]
+            if not below:
+                raise FileNotFoundError(f"no file fits the pattern {place}")
+        else:
+            raise FileNotFoundError(f"there is no image or folder {place}")
+        found |= dict.fromkeys(below)
+    return list(found)
+
+
+def preparation(loaded: Loaded) -> v2.Transform:
+    """An image as the network was evaluated on it: the middle of it, in the size it knows."""
+    known = read_config(loaded.source)["pretrained_cfg"] if is_run(loaded.source) else loaded.model.pretrained_cfg
+    crop = known.get("crop_pct") or EVAL_CROP
+    return v2.Compose([v2.Resize(round(loaded.size / crop), antialias=True), v2.CenterCrop(loaded.size)])
+
+
+def read_image(path: str | Path) -> Tensor:
+    """uint8 [3, height, width] of a file in any mode: grey, with a palette, 16 bits, transparent, turned by EXIF.
+
+    Of a very long image only the middle comes out; the rest would be cut off anyway.
+    """
+    with Image.open(path) as image:
+        image = ImageOps.exif_transpose(image)
+        if image.mode.startswith(("I", "F")):
+            image = _eight_bits(image)
+        if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+            image = image.convert("RGBA")
+            ground = Image.new("RGBA", image.size, (*BACKGROUND, 255))
+            image = Image.alpha_composite(ground, image)
+        pixels = F.pil_to_tensor(image.convert("RGB"))
+    longest = LONGEST * min(pixels.shape[1:])
+    return F.center_crop(pixels, [min(length, longest) for length in pixels.shape[1:]])
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    values = np.asarray(image, dtype=np.float64)
+    if image.mode.startswith("I;16"):
+        scaled = values / 257
+    else:
+        low, high = float(values.min()), float(values.max())
+        scaled = 255 * (values - low) / (high - low or 1) if (low < 0 or high > 255) else values
+    return Image.fromarray(scaled.round().astype(np.uint8))
+
+
+def _read(path: Path, transform: v2.Transform) -> Tensor | str:
+    try:
+        return transform(read_image(path))
+    except MemoryError:
+        raise
+    except UnidentifiedImageError:
+        return "no image, or of an unknown format"
+    except Exception as error:  # decoders raise whatever they like on broken bytes
+        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+def print_predictions(
+    source: str | Path, images: Iterable[str | Path], *, as_json: bool = False, **options: object
+) -> None:
+    """Print what `predict` finds as it comes; an OSError at the end if images could not be read."""
+    output, all_found, unreadable = console(), [], []
+    for one in predict(source, images, **options):
+        all_found.append(one)
+        if one.error:
+            unreadable.append(one)
+        if as_json:
+            continue
+        output.print(Text(one.path, "bold"), soft_wrap=True)
+        for name, probability in one.classes.items():
+            output.print(Text(f"  {100 * probability:5.1f} %  {name}"), soft_wrap=True)
+        if one.error:
+            output.print(Text(f"  skipped: {one.error}", "red"), soft_wrap=True)
+    if as_json:
+        print(json.dumps([asdict(one) for one in all_found], indent=2))
+    if unreadable:
+        first = unreadable[0]
+        number = f"{len(unreadable)} of {len(all_found)} images"
+        raise OSError(f"{number} could not be read; the first is {first.path}: {first.error}")
