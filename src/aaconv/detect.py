@@ -299,3 +299,32 @@ def _bare(model: nn.Module) -> nn.Module:
     """The network itself, of what DistributedDataParallel or torch.compile wraps."""
     model = getattr(model, "module", model)
     return getattr(model, "_orig_mod", model)
+
+
+def print_detections(
+    source: str | Path,
+    images: Iterable[str],
+    output: str | Path,
+    *,
+    weights: str | None = None,
+    device: str | None = None,
+    sheet_file: str | Path | None = None,
+    **options: Any,
+) -> None:
+    """Find objects in image files, draw them into the folder `output`, and say how many there are."""
+    from .detection.images import RESULTS, detect_files
+    from .evaluate import pick_device
+    from .predict import find_images
+    from .run_folder import is_run, load_model, read_config
+
+    if sheet_file is not None and Path(sheet_file).suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
+        raise ValueError(f"the sheet must end in .png, .jpg or .webp, got {str(sheet_file)!r}")
+    if not is_run(source):
+        raise ValueError(f"{source} is no run folder; train one: aaconv train detection-demo")
+    files = find_images(images)
+    loaded = load_model(source, weights=weights, device=pick_device(device))
+    if loaded.task != "detect":
+        raise ValueError(f"{source} is a run of a classifier, which finds no objects; `aaconv predict` names images")
+    category_ids = tuple(read_config(source).get("category_ids") or ())
+    results = detect_files(loaded, files, output, category_ids=category_ids, sheet_file=sheet_file, **options)
+    print(f"found {len(results):,} objects in {len(files):,} images; see {output}, {Path(output) / RESULTS}")

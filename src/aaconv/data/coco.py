@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image, ImageOps, UnidentifiedImageError
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 from torchvision.transforms.v2.functional import pil_to_tensor
@@ -150,11 +150,14 @@ class _FileReader:
         return read_image(self.folder / self.files[index])
 
 
-def read_image(path: str | Path) -> Tensor:
-    """uint8 [3, height, width] of an image file, in RGB; one that cannot be read is an `UnreadableImage`."""
+def read_image(path: str | Path, *, upright: bool = False) -> Tensor:
+    """uint8 [3, height, width] of an image file, in RGB; one that cannot be read is an `UnreadableImage`.
+
+    upright: turned as the camera was held (EXIF). Annotations are about the image as it is stored.
+    """
     try:
         with Image.open(path) as image:
-            return pil_to_tensor(image.convert("RGB"))
+            return pil_to_tensor((ImageOps.exif_transpose(image) if upright else image).convert("RGB"))
     except MemoryError:
         raise
     except FileNotFoundError as error:

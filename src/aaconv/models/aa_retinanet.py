@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import generate_default_cfgs
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelP6P7
 
 from ..detection import AnchorSettings, Detections, PostprocessSettings, make_anchors, postprocess
@@ -93,7 +94,7 @@ class RetinaNet(nn.Module):
         super().__init__()
         if num_classes < 1:
             raise ValueError(f"num_classes must be at least 1, got {num_classes=}")
-        self.num_classes, self.in_chans = num_classes, in_chans
+        self.num_classes, self.in_chans, self.grad_checkpointing = num_classes, in_chans, False
         self.anchor_settings = AnchorSettings(anchor_scale, anchor_scales, tuple(anchor_ratios))
         if isinstance(backbone, str):
             if img_size is not None:
@@ -120,7 +121,7 @@ class RetinaNet(nn.Module):
 
     def forward_features(self, x: Tensor) -> list[Tensor]:
         """[B, in_chans, H, W] -> five maps [B, channels, H / stride, W / stride]."""
-        maps = self.backbone(x)
+        maps = checkpoint(self.backbone, x, use_reentrant=False) if self.grad_checkpointing else self.backbone(x)
         return self.pyramid([maps[i] for i in self.taken])
 
     def forward_head(self, maps: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
@@ -166,10 +167,11 @@ class RetinaNet(nn.Module):
         self.class_head.predict = new.to(old.weight).train(self.training)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.backbone.set_grad_checkpointing(enable)
+        """Compute the backbone again in the backward pass instead of keeping its maps."""
+        self.grad_checkpointing = enable
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        return {"stem": r"^backbone\.(conv|bn)1", "blocks": [(r"^backbone\.layer(\d+)", None), (r"^", (99999,))]}
+        return {"stem": r"^backbone\.(?:conv|bn)1", "blocks": [(r"^backbone\.layer(\d+)", None), (r"^", (99999,))]}
 
 
 def retinanet(backbone: str | nn.Module, **options: Any) -> RetinaNet:

@@ -1,0 +1,91 @@
+"""What is in image files, by a trained detector: `aaconv detect RUN IMAGE... -o DIR`."""
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torchvision.transforms import v2
+
+from ..data.coco import read_image
+from ..data.transforms import Normalize
+from ..data.unreadable import UnreadableImage
+from ..files import check_writable, replacing
+from .draw import draw, sheet
+from .postprocess import Detections, PostprocessSettings
+from .results import Result, to_results, write_results
+
+RESULTS = "detections.json"
+
+
+def find_in_image(loaded: Any, pixels: torch.Tensor, settings: PostprocessSettings) -> Detections:
+    """The objects in an image uint8 [3, height, width], in its pixels: its longer side as long as in training."""
+    like = next(loaded.model.parameters())
+    resized = v2.functional.resize(pixels, None, max_size=loaded.size, antialias=True)
+    image = Normalize(loaded.mean, loaded.std).to(like.device)(resized[None].to(like.device))[0].to(like.dtype)
+    found = loaded.model.detect([image], settings)[0]
+    scale = found.boxes.new_tensor([pixels.shape[2] / image.shape[2], pixels.shape[1] / image.shape[1]] * 2)
+    return Detections((found.boxes * scale).cpu(), found.scores.cpu(), found.labels.cpu())
+
+
+def detect_files(
+    loaded: Any,
+    files: Iterable[Path],
+    output: str | Path,
+    *,
+    threshold: float = 0.3,
+    category_ids: tuple[int, ...] | None = None,
+    sheet_file: str | Path | None = None,
+) -> list[Result]:
+    """Draw what is in the files into `output`, as NAME.png, and write it as COCO's results into detections.json there.
+
+    The image_id of a result is the number that the name of its file is, else its place among the files, from 1 on;
+    "file_name" says which it is. Images that cannot be read are left out, and an OSError names them when all is done.
+    """
+    if not 0 <= threshold < 1:
+        raise ValueError(f"threshold must be 0 or more and less than 1, got {threshold}")
+    classes = loaded.classes or [f"class {label}" for label in range(loaded.model.num_classes)]
+    category_ids = category_ids or tuple(range(1, len(classes) + 1))
+    files, output = list(files), Path(output)
+    output.mkdir(parents=True, exist_ok=True)
+    if sheet_file is not None:
+        check_writable(sheet_file)
+    results: list[Result] = []
+    unreadable: list[UnreadableImage] = []
+    pictures = []
+    names = picture_names(files)
+    for place, (file, name) in enumerate(zip(files, names, strict=True), 1):
+        try:
+            pixels = read_image(file, upright=True)
+        except UnreadableImage as image:
+            unreadable.append(image)
+            continue
+        found = find_in_image(loaded, pixels, PostprocessSettings(threshold=threshold))
+        picture = draw(pixels, found, classes)
+        with replacing(output / name) as draft:
+            picture.save(draft)
+        pictures += [picture] if sheet_file is not None else []
+        image_id = int(file.stem) if file.stem.isdecimal() else place
+        results += [one | {"file_name": file.name} for one in to_results(found, image_id, category_ids)]
+    write_results(output / RESULTS, results)
+    if pictures:
+        with replacing(sheet_file) as draft:
+            sheet(pictures).save(draft)
+    if unreadable:
+        first = unreadable[0]
+        number = f"{len(unreadable)} of {len(files)} images"
+        raise OSError(f"{number} could not be read; the first is {first.name}: {first.reason}")
+    return results
+
+
+def picture_names(files: list[Path]) -> list[str]:
+    """NAME.png for each file; files of the same name get a number behind it."""
+    names, taken = [], set()
+    for file in files:
+        name, number = f"{file.stem}.png", 1
+        while name in taken:
+            number += 1
+            name = f"{file.stem}-{number}.png"
+        taken.add(name)
+        names.append(name)
+    return names
