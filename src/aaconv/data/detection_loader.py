@@ -206,7 +206,8 @@ class _PlacedImages:
         good = [sample for sample in samples if not isinstance(sample, UnreadableImage)]
         index, placed = zip(*good, strict=True) if good else ((), ())
         boxes, labels = pad_objects([(one.boxes, one.labels) for one in placed], self.most)
-        images = torch.stack([one.image for one in placed]) if placed else torch.empty(0, 3, 0, 0)
+        size = self.place.size
+        images = torch.stack([one.image for one in placed]) if placed else torch.empty(0, 3, size, size)
         sizes = torch.tensor([one.size for one in placed], dtype=torch.int64).reshape(-1, 2)
         return _Part(images, boxes, labels, sizes, torch.tensor(index, dtype=torch.int64), unreadable)
 

@@ -37,23 +37,22 @@ class PlaceForEvaluation:
     """Longer side to `size`, upper left, padded with the mean colour."""
 
     def __init__(self, size: int, mean: Sequence[float]) -> None:
-        self.resize, self.size, self.fill = v2.Resize(None, max_size=size, antialias=True), size, fill_colour(mean)
+        self.size, self.fill = size, fill_colour(mean)
 
     def __call__(self, image: Tensor, objects: Objects) -> Placed:
-        image, boxes, labels = _with_boxes(self.resize, image, objects)
+        image, boxes = resize(self.size, image, _boxes(objects, image))
         height, width = image.shape[-2:]
         image = functional.pad(image, [0, 0, self.size - width, self.size - height], fill=self.fill)
-        return Placed(image, (height, width), boxes, labels)
+        return Placed(image, (height, width), boxes.as_subclass(Tensor), objects.labels[~objects.crowd])
 
 
 class PlaceForTraining:
     """`JITTER` x the size of evaluation, anywhere on the canvas, mirrored or not."""
 
     def __init__(self, size: int, mean: Sequence[float], jitter: tuple[float, float] = JITTER) -> None:
-        self.size = size
-        self.transform = v2.Compose(
+        self.size, self.jitter = size, jitter
+        self.move = v2.Compose(
             [
-                v2.ScaleJitter((size, size), jitter, antialias=True),
                 v2.RandomCrop(size, pad_if_needed=True, fill=fill_colour(mean)),
                 v2.RandomHorizontalFlip(),
                 v2.ClampBoundingBoxes(),
@@ -61,17 +60,27 @@ class PlaceForTraining:
         )
 
     def __call__(self, image: Tensor, objects: Objects) -> Placed:
-        image, boxes, labels = _with_boxes(self.transform, image, objects)
+        low, high = self.jitter
+        longest = self.size * (low + (high - low) * torch.rand(()).item())
+        image, boxes = self.move(*resize(longest, image, _boxes(objects, image)))
+        boxes, labels = boxes.as_subclass(Tensor), objects.labels[~objects.crowd]
         solid = (boxes[:, 2:] - boxes[:, :2]).amin(dim=1) >= MIN_SIDE
         return Placed(image, (self.size, self.size), boxes[solid], labels[solid])
 
 
-def _with_boxes(transform: v2.Transform, image: Tensor, objects: Objects) -> tuple[Tensor, Tensor, Tensor]:
-    """The image, the boxes and the labels of its single objects: crowds are nothing to learn from."""
-    single = ~objects.crowd
-    boxes = BoundingBoxes(objects.boxes[single], format="XYXY", canvas_size=tuple(image.shape[-2:]))
-    image, boxes = transform(image, boxes)
-    return image, boxes.as_subclass(Tensor), objects.labels[single]
+def resize(longest: float, image: Tensor, *others: Tensor) -> list[Tensor]:
+    """The image [3, height, width], and its boxes, with a longer side of `longest` pixels and the same aspect.
+
+    No side gets shorter than a pixel, as it does in v2.Resize(max_size=...) and v2.ScaleJitter.
+    """
+    height, width = image.shape[-2:]
+    size = [max(1, round(longest * side / max(height, width))) for side in (height, width)]
+    return [functional.resize(one, size, antialias=True) for one in (image, *others)]
+
+
+def _boxes(objects: Objects, image: Tensor) -> BoundingBoxes:
+    """Of the single objects: crowds are nothing to learn from."""
+    return BoundingBoxes(objects.boxes[~objects.crowd], format="XYXY", canvas_size=tuple(image.shape[-2:]))
 
 
 class Placement(NamedTuple):

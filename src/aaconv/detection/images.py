@@ -5,9 +5,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torchvision.transforms import v2
 
 from ..data.coco import read_image
+from ..data.detection_transforms import resize
 from ..data.transforms import Normalize
 from ..data.unreadable import UnreadableImage
 from ..files import check_writable, replacing
@@ -21,7 +21,7 @@ RESULTS = "detections.json"
 def find_in_image(loaded: Any, pixels: torch.Tensor, settings: PostprocessSettings) -> Detections:
     """The objects in an image uint8 [3, height, width], in its pixels: its longer side as long as in training."""
     like = next(loaded.model.parameters())
-    resized = v2.functional.resize(pixels, None, max_size=loaded.size, antialias=True)
+    (resized,) = resize(loaded.size, pixels)
     image = Normalize(loaded.mean, loaded.std).to(like.device)(resized[None].to(like.device))[0].to(like.dtype)
     found = loaded.model.detect([image], settings)[0]
     scale = found.boxes.new_tensor([pixels.shape[2] / image.shape[2], pixels.shape[1] / image.shape[1]] * 2)
