@@ -21,7 +21,7 @@ from .recipes.recipe import Recipe
 from .run_folder import Row
 from .run_writer import RunWriter
 from .running import RunningSums
-from .tasks import create_task
+from .tasks import Task, create_task
 
 # What a process tells the others between two steps; from SIGNAL on: it received a signal.
 GO, LOOK, FAILED, SIGNAL = 0, 1, 2, 10
@@ -70,7 +70,7 @@ def _run(recipe: Recipe, run: Path, world: World, *, again: bool) -> dict[str, A
             print(f"{run} is finished already", flush=True)
         return world.first_does(lambda: run_folder.read_summary(run))
     try:
-        with _settings(recipe):
+        with settings(recipe):
             return Trainer(recipe, run, world, again=again).train()
     except Stopped as stopped:
         if world.first:
@@ -86,7 +86,9 @@ def _run(recipe: Recipe, run: Path, world: World, *, again: bool) -> dict[str, A
 class Trainer:
     """A run at one position: `epoch` epochs are complete, and `step` steps of the next one."""
 
-    def __init__(self, recipe: Recipe, run: Path, world: World, *, again: bool = False) -> None:
+    def __init__(
+        self, recipe: Recipe, run: Path, world: World, *, again: bool = False, task: Task | None = None
+    ) -> None:
         self.recipe, self.run, self.world, self.interrupts = recipe, run, world, Interrupts()
         share = world.size * recipe.accumulate
         if recipe.batch % share:
@@ -94,7 +96,7 @@ class Trainer:
                 f"batch must be divisible by processes x accumulate, got batch={recipe.batch} for {world.size} x "
                 f"{recipe.accumulate}; try {max(1, recipe.batch // share) * share}"
             )
-        self.task = create_task(recipe)
+        self.task = task or create_task(recipe)
         self.train_loader, self.eval_loader = self.task.loaders(recipe.batch // share, world)
         self.steps_per_epoch = len(self.train_loader) // recipe.accumulate
         if self.steps_per_epoch == 0:
@@ -108,6 +110,7 @@ class Trainer:
         self.best: dict[str, Any] | None = None
         self.seconds, self._begun = 0.0, None
         self._looks_bad = False
+        self.display = Display.silent()
         self._open(again)
 
     @property
@@ -116,18 +119,19 @@ class Trainer:
         return self.epoch * self.steps_per_epoch + self.step
 
     def train(self) -> dict[str, Any]:
-        display = Display.silent()
+        """Go on to the end; the summary is returned."""
         if self.world.first:
-            display = Display(self.recipe, self.steps_per_epoch, (self.epoch, self.step))
-        with self.interrupts, display as self.display:
+            self.display = Display(self.recipe, self.steps_per_epoch, (self.epoch, self.step))
+        with self.interrupts, self.display:
             for line in self.writer.lines:
-                display.say(line)
+                self.display.say(line)
             while self.epoch < self.recipe.epochs:
-                self._train_epoch()
-                self._finish_epoch()
+                self.train_epoch()
+                self.finish_epoch()
         return self.world.first_does(self._finish)
 
-    def _train_epoch(self) -> None:
+    def train_epoch(self) -> None:
+        """The steps of the epoch that are left."""
         self._start_clock()
         self.learner.net.train()
         batches = iter(self.train_loader.batches(self.epoch, self.step * self.recipe.accumulate))
@@ -189,7 +193,8 @@ class Trainer:
         if not self.world.lowest(int(self.learner.is_finite())):
             raise NotFinite(f"a weight is not finite after step {self.steps}; {self.writer.last_good()}")
 
-    def _finish_epoch(self) -> None:
+    def finish_epoch(self) -> None:
+        """Evaluate, write down what came out, save, and go to the next epoch."""
         self._check_finite()
         loss, *running = self.sums.means(self.world.size)
         seconds = self._stop_clock()
@@ -308,7 +313,7 @@ def _peak_memory(device: torch.device) -> int:
 
 
 @contextmanager
-def _settings(recipe: Recipe) -> Iterator[None]:
+def settings(recipe: Recipe) -> Iterator[None]:
     """Torch's global switches as the recipe wants them, and as they were afterwards."""
     benchmark, deterministic = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
     torch.backends.cudnn.benchmark = not recipe.deterministic

@@ -9,12 +9,13 @@ VARIANTS = ("triton", "sdpa", "eager", "compiled", "flex")
 
 
 def add_commands(commands: Any) -> None:
-    bench = add(commands, "bench", None, "measure time and memory: layer, attention, model, table2")
+    bench = add(commands, "bench", None, "measure time and memory: layer, attention, model, table2, train")
     benches = bench.add_subparsers(title="benchmarks", dest="benchmark", metavar="benchmark", required=True)
     _add_layer(benches)
     _add_attention(benches)
     _add_model(benches)
     _add_table2(benches)
+    _add_train(benches)
 
 
 def _add_layer(benches: Any) -> None:
@@ -75,6 +76,36 @@ def _add_table2(benches: Any) -> None:
     _add_network(table2)
 
 
+def _add_train(benches: Any) -> None:
+    train = add(
+        benches,
+        "train",
+        _bench_train,
+        "an epoch of the training loop against its bare compiled steps",
+        "--data-dir data --json benchmarks/train.json",
+    )
+    train.add_argument(
+        "--model", metavar="NAME", help="default: plain_wrn28_10, on the processor plain_wrn16_4; NAME:option=value"
+    )
+    train.add_argument("--data-dir", metavar="DIR", help="where CIFAR-100 lies; without it noise of its size is used")
+    train.add_argument("--batch", type=positive, metavar="N", help="default: 1024, on the processor 16")
+    train.add_argument("--images", type=positive, metavar="N", help="of an epoch; default: all, on the processor 96")
+    train.add_argument(
+        "--compile",
+        choices=("off", "default", "reduce-overhead", "max-autotune"),
+        metavar="mode",
+        help="off, default, reduce-overhead or max-autotune; default: default, on the processor off",
+    )
+    train.add_argument(
+        "--precision",
+        choices=("float32", "bf16", "fp16"),
+        default="bf16",
+        metavar="precision",
+        help="float32, bf16 (default) or fp16",
+    )
+    _add_common(train)
+
+
 def _add_network(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--batch", type=positive, metavar="N", help="default: 128, on the processor 2")
     parser.add_argument("--size", type=positive, default=224, metavar="N", help="images of N x N, default: 224")
@@ -116,6 +147,22 @@ def _bench_table2(chosen: argparse.Namespace) -> None:
     from ..benchmark import table2
 
     table2.run(**_network(chosen))
+
+
+def _bench_train(chosen: argparse.Namespace) -> None:
+    from ..benchmark import train
+
+    train.run(
+        chosen.model,
+        data_dir=chosen.data_dir,
+        batch=chosen.batch,
+        images=chosen.images,
+        compile_mode=chosen.compile,
+        precision=chosen.precision,
+        device=chosen.device,
+        rounds=chosen.rounds,
+        json_to=chosen.json,
+    )
 
 
 def _network(chosen: argparse.Namespace) -> dict[str, Any]:

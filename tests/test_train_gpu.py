@@ -1,0 +1,70 @@
+"""Training on a GPU: no step waits for it, and every way to compute gives the same course."""
+
+import pytest
+import torch
+from training_runs import no_curves, tiny  # noqa: F401
+
+from aaconv.distributed import World
+from aaconv.recipes import Model
+from aaconv.run_folder import read_metrics
+from aaconv.train import Trainer, train
+
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+
+PLAIN = Model("plain_wrn16_4")
+AUGMENTED = Model("aa_wrn16_4")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"precision": "bf16", "ema": 0.9, "clip_grad": 1.0, "model": AUGMENTED},
+        {"precision": "fp16", "accumulate": 2, "model": PLAIN},
+        {"precision": "bf16", "compile": "default", "model": PLAIN},
+        {"precision": "bf16", "compile": "reduce-overhead", "model": AUGMENTED, "ema": 0.9},
+    ],
+)
+def test_no_step_waits_for_the_device(changes, tmp_path):
+    trainer = Trainer(tiny(**changes), tmp_path / "run", World(torch.device("cuda")))
+    trainer.train_epoch()
+    trainer.finish_epoch()
+    batches = trainer.train_loader.batches(1)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for step in range(3):
+            trainer.learner.take_step(step, next(batches), batches, trainer.sums)
+            trainer.sums.ask()
+            trainer.sums.answer()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"compile": "default"},
+        {"compile": "reduce-overhead"},
+        {"compile": "reduce-overhead", "accumulate": 2},
+        {"precision": "bf16"},
+        {"precision": "fp16", "compile": "default"},
+        {"channels_last": False},
+    ],
+)
+def test_every_way_gives_the_same_course(changes, tmp_path):
+    """Groups are normalised in this network, not batches: parts of a batch give the same, too."""
+    recipe = tiny(model=Model("test_efficientnet_gn"), lr=0.005)
+    train(recipe, tmp_path / "plain", device="cuda")
+    train(tiny(model=recipe.model, lr=0.005, **changes), tmp_path / "changed", device="cuda")
+    for one, other in zip(read_metrics(tmp_path / "plain"), read_metrics(tmp_path / "changed"), strict=True):
+        assert other["train_loss"] == pytest.approx(one["train_loss"], rel=0.05)
+        assert other["loss"] == pytest.approx(one["loss"], rel=0.1)
+
+
+def test_a_loss_that_is_not_finite_is_found_by_the_device(tmp_path):
+    trainer = Trainer(tiny(), tmp_path / "run", World(torch.device("cuda")))
+    for value in (1.0, 2.0, float("nan"), 3.0):
+        trainer.sums.add(torch.tensor(value, device="cuda"), {"top1": torch.tensor(50.0, device="cuda")})
+    assert trainer.sums.first_bad() == 2
+    trainer.sums.ask()
+    torch.cuda.synchronize()
+    assert trainer.sums.answer()[1] is False
