@@ -180,7 +180,7 @@ def evaluation_loader(
 
 @dataclass(frozen=True)
 class Found:
-    """What a network finds in the images of all processes, and its mean losses."""
+    """What a network finds in the images of all processes, and its losses: over the anchors with an object of all."""
 
     results: list[Result]
     seen: list[int]
@@ -203,22 +203,21 @@ def find(
             images = torch.cat([images, images[:1].expand(full - number, -1, -1, -1)])
         anchors = _bare(model).anchors(size, images.device)
         logits, codes = (output[:number].float() for output in model(images))
-        losses = criterion(logits, codes, torch.cat(anchors), targets.boxes, targets.labels)
-        sums += number * torch.stack([torch.ones_like(losses[0]), *losses]).double()
+        sums += torch.stack(criterion.sums(logits, codes, torch.cat(anchors), targets.boxes, targets.labels))
         found = postprocess(logits, codes, anchors, targets.sizes.tolist(), EVALUATION)
         for index, detections in in_image_pixels(found, targets, dataset):
             seen.append(index)
             image_id = dataset.image_ids[dataset.place(index)]
             results += to_results(detections, image_id, dataset.category_ids)
-    number, class_loss, box_loss = total(sums).tolist()
-    if number == 0:
-        raise ValueError("there is no image to evaluate on")
+    class_loss, box_loss, number = total(sums).tolist()
     losses = {"loss": class_loss + box_loss, "class_loss": class_loss, "box_loss": box_loss}
     parts = world.gather((results, seen))
+    if not any(seen for _, seen in parts):
+        raise ValueError("there is no image to evaluate on")
     return Found(
         [result for results, _ in parts for result in results],
         sorted(index for _, seen in parts for index in seen),
-        {name: value / number for name, value in losses.items()},
+        {name: value / max(1.0, number) for name, value in losses.items()},
     )
 
 

@@ -13,6 +13,8 @@ from .postprocess import Detections
 LONGER_SIDE = 800  # smaller images are enlarged, so that names can be read
 GOLDEN = 0.61803398875
 
+Rectangle = tuple[float, float, float, float]
+
 
 def class_colour(label: int) -> tuple[int, int, int]:
     """Neighbouring labels have colours far apart; bright enough for dark letters on them."""
@@ -25,23 +27,39 @@ def draw(image: Tensor, found: Detections, classes: Sequence[str], side: int = L
     picture = to_pil_image(image)
     scale = max(1.0, side / max(picture.size))
     picture = picture.resize([max(1, round(scale * length)) for length in picture.size], Image.Resampling.BICUBIC)
-    pen, unit = ImageDraw.Draw(picture), max(picture.size) / 400
-    font = ImageFont.load_default(size=round(max(10, 8 * unit)))
-    for box, label, score in reversed(
-        list(zip(found.boxes.tolist(), found.labels.tolist(), found.scores.tolist(), strict=True))
-    ):
-        colour = class_colour(label)
-        x0, y0, x1, y1 = (scale * number for number in box)
-        pen.rectangle((x0, y0, max(x0, x1), max(y0, y1)), outline=colour, width=max(2, round(unit)))
+    pen, line = ImageDraw.Draw(picture), max(2, round(max(picture.size) / 270))
+    font = ImageFont.load_default(size=max(10, round(max(picture.size) / 38)))
+    boxes = [[scale * number for number in box] for box in found.boxes.tolist()]
+    labels = found.labels.tolist()
+    for (x0, y0, x1, y1), label in zip(reversed(boxes), reversed(labels), strict=True):
+        pen.rectangle((x0, y0, max(x0, x1), max(y0, y1)), outline=class_colour(label), width=line)
+    taken: list[Rectangle] = []
+    for box, label, score in zip(boxes, labels, found.scores.tolist(), strict=True):
         text = f"{classes[label].replace('_', ' ')} {100 * score:.0f}"
         left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
-        width, height, air = right - left, bottom - top, max(2, round(unit))
-        # Above the box where there is room, else inside it; never beyond the picture.
-        y = y0 - height - 2 * air if y0 >= height + 2 * air else y0
-        x = max(0, min(x0, picture.width - width - 2 * air))
-        pen.rectangle((x, y, x + width + 2 * air, y + height + 2 * air), fill=colour)
-        pen.text((x + air - left, y + air - top), text, fill=(20, 20, 20), font=font)
+        place = _label_place(box, (right - left + 2 * line, bottom - top + 2 * line), picture.size, taken)
+        taken.append(place)
+        pen.rectangle(place, fill=class_colour(label))
+        pen.text((place[0] + line - left, place[1] + line - top), text, fill=(20, 20, 20), font=font)
     return picture
+
+
+def _label_place(
+    box: Sequence[float], size: tuple[float, float], picture: tuple[int, int], taken: Sequence[Rectangle]
+) -> Rectangle:
+    """Above the box, below it, or inside it at its top: the first that is on the picture and hides no other label."""
+    width, height = size
+    x = max(0.0, min(box[0], picture[0] - width))
+    places = [(x, y, x + width, y + height) for y in (box[1] - height, box[3], box[1])]
+    for place in places:
+        inside = place[1] >= 0 and place[3] <= picture[1]
+        if inside and not any(_overlap(place, other) for other in taken):
+            return place
+    return places[0] if places[0][1] >= 0 else places[2]
+
+
+def _overlap(one: Rectangle, other: Rectangle) -> bool:
+    return one[0] < other[2] and other[0] < one[2] and one[1] < other[3] and other[1] < one[3]
 
 
 def sheet(

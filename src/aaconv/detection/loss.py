@@ -60,21 +60,27 @@ class DetectionLoss(nn.Module):
     ) -> tuple[Tensor, Tensor]:
         """(class loss, box loss) of logits [batch, anchors, classes] and deltas [batch, anchors, 4]; `Targets` has the
         rest. The sum of the two is what training lowers."""
+        class_loss, box_loss, number = self.sums(logits, deltas, anchors, boxes, labels)
+        return class_loss / number.clamp(min=1), box_loss / number.clamp(min=1)
+
+    def sums(
+        self, logits: Tensor, deltas: Tensor, anchors: Tensor, boxes: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Both losses summed over the batch, and the number of anchors with an object: what adds up over batches."""
         logits, deltas = logits.float(), deltas.float()
         matches = match(anchors, boxes, labels >= 0)
         found = matches >= 0
         index = matches.clamp(min=0)
-        number = found.sum().clamp(min=1)
 
         wanted = torch.where(found, labels.gather(1, index), BACKGROUND)
         one_hot = (wanted[..., None] == torch.arange(logits.shape[-1], device=logits.device)).to(logits.dtype)
         focal = sigmoid_focal_loss(logits, one_hot, self.alpha, self.gamma)
-        class_loss = torch.where((matches != IGNORED)[..., None], focal, 0.0).sum() / number
+        class_loss = torch.where((matches != IGNORED)[..., None], focal, 0.0).sum()
 
         # An anchor without an object is its own target: no logarithm of a box that is not there.
         every = anchors.expand(len(boxes), -1, -1)
         wanted_boxes = torch.where(found[..., None], boxes.gather(1, index[..., None].expand(-1, -1, 4)), every)
         codes = CODER.encode_single(wanted_boxes.reshape(-1, 4), every.reshape(-1, 4)).view_as(deltas)
         apart = F.smooth_l1_loss(deltas, codes, beta=self.box_beta, reduction="none")
-        box_loss = torch.where(found[..., None], apart, 0.0).sum() / number
-        return class_loss, self.box_weight * box_loss
+        box_loss = torch.where(found[..., None], apart, 0.0).sum()
+        return class_loss, self.box_weight * box_loss, found.sum()
