@@ -43,29 +43,35 @@ class Tile(NamedTuple):
 
 
 def pack_tile(pixels: int, depth: int, itemsize: int) -> Tile:
-    return Tile(32 if pixels <= 1024 and itemsize < 4 else 16, 64, 2, 1)
+    """Fastest of a sweep on an H200, by the pixels of a map, the padded depth of a head and the bytes of an element."""
+    return Tile(16, 64, 1, 1) if pixels <= 256 or itemsize == 4 else Tile(32, 64, 2, 1)
 
 
 def forward_tile(pixels: int, depth: int, itemsize: int) -> Tile:
-    """Fastest of a sweep on an H200, by the pixels of a map, the padded depth of a head and the bytes of an element."""
     if itemsize == 4 or depth > 64:
         return Tile(16, 32, 2, 1)
-    return Tile(32, 32, 2, 2) if pixels <= 256 else Tile(64, 64, 2, 3)
+    if pixels <= 256:
+        return Tile(64, 32, 2, 3)
+    return Tile(128, 64, 2, 3) if pixels <= 1024 else Tile(64, 64, 2, 2)
 
 
 def query_tile(pixels: int, depth: int, itemsize: int) -> Tile:
     if itemsize == 4 or depth > 64:
         return Tile(16, 32, 2, 1)
-    return Tile(32, 32, 2, 2) if pixels <= 256 else Tile(32, 64, 2, 2)
+    if pixels <= 64:
+        return Tile(64, 32, 1, 2)
+    return Tile(64, 64, 2, 3)
 
 
 def key_tile(pixels: int, depth: int, itemsize: int) -> Tile:
     if itemsize == 4 or depth > 64:
         return Tile(16, 32, 2, 1)
-    return Tile(32, 64, 2, 2)
+    return Tile(32, 64, 1, 3) if pixels <= 256 else Tile(32, 128, 2, 3)
 
 
 def relative_tile(pixels: int, depth: int, itemsize: int) -> Tile:
+    if pixels <= 64:
+        return Tile(64, 0, 1, 1)
     return Tile(32 if pixels <= 1024 and itemsize < 4 else 16, 0, 2, 1)
 
 
@@ -151,12 +157,10 @@ def attend_backward(
                 problem.qkv, *operands, out, lse, grad_out, grad_qkv, grads, grad_logits, first,
             )  # fmt: skip
             if problem.length:
-                programs = heads * problem.splits
-                problem.launch(
-                    "relative_backward", programs, problem.qkv, problem.tables, grad_qkv, partial, grad_logits, first
-                )
+                arguments = problem.qkv, problem.tables, grad_qkv, partial, grad_logits, first
+                problem.launch("relative_backward", heads * problem.splits, *arguments)
             rows = problem.tile("attend_backward_keys").keys // problem.constants["KEY_COLS"]
-            programs = heads * problem.strips * _ceil(problem.height, rows)
+            programs = heads * problem.constants["STRIPS"] * _ceil(problem.height, rows)
             problem.launch("attend_backward_keys", programs, problem.qkv, *operands, lse, grad_qkv, grads, first)
     if tables is not None:
         torch.sum(partial, (0, 1, 2) if tables.dim() == 2 else (0, 2), out=grad_tables)
@@ -201,13 +205,11 @@ class _Problem:
         if qkv.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
             self.constants["PRECISION"] = "ieee"
         sizes = self.constants
-        self.strips = _ceil(self.width, sizes["KEY_COLS"])
-        self.slots = self.strips * sizes["KEY_COLS"] * _ceil(self.height, GROUP) * GROUP
         self.traits = (self.pixels, max(sizes["MAIN"] + sizes["TAIL"], sizes["VALUES"]), qkv.element_size())
         # The scratch stays linear in the pixels: as many heads at a time as fit SCRATCH inputs.
         bytes_a_head = sum(qkv.element_size() * size for size in self._operand_sizes())
         if backward:
-            bytes_a_head += sum(dtype.itemsize * size for dtype, size in self._gradient_sizes())
+            bytes_a_head += sum(qkv.element_size() * size for size in self._gradient_sizes())
         fitting = max(1, int(SCRATCH * qkv.numel() * qkv.element_size()) // max(1, bytes_a_head))
         self.heads_at_a_time = max(1, _ceil(self.image_heads, max(1, _ceil(self.image_heads, fitting))))
         # So do the partial sums of the tables' gradient: together they are at most half the input.
@@ -226,14 +228,15 @@ class _Problem:
 
     def new_gradients(self) -> tuple[Tensor, ...]:
         """Room for what the queries' kernel leaves to the others."""
-        sizes = self._gradient_sizes()
-        return tuple(self.qkv.new_empty(self.heads_at_a_time * size, dtype=dtype) for dtype, size in sizes)
+        return tuple(self.qkv.new_empty(self.heads_at_a_time * size) for size in self._gradient_sizes())
 
     def pack(self, operands: tuple[Tensor, ...], first: int, heads: int) -> None:
         tile = self.tile("pack")
-        of_queries = heads * _ceil(self.pixels, tile.queries)
-        programs = of_queries + heads * _ceil(self.slots, tile.keys)
-        self.launch("pack", programs, self.qkv, self.tables, *operands, first, of_queries)
+        lines = self.height * _ceil(self.width, tile.queries)
+        if self.length:
+            lines += self.width * _ceil(self.height, tile.queries)
+        programs = heads * (lines + _ceil(self.constants["ALL_SLOTS"], tile.keys))
+        self.launch("pack", programs, self.qkv, self.tables, *operands, first)
 
     def launch(self, name: str, programs: int, *arguments: Any) -> None:
         from . import triton_kernels
@@ -249,22 +252,21 @@ class _Problem:
     def tile(self, kernel: str) -> "Tile":
         """How a kernel is cut; a tile of keys stays within a strip and within the rows that share a tail."""
         tile = TILES[kernel](*self.traits)
-        if kernel == "pack":
+        if not kernel.startswith("attend"):
             return tile
         columns = self.constants["KEY_COLS"]
         keys = min(max(tile.keys, columns), columns * GROUP)
-        # The queries' kernel reads back what it wrote in the strip before: no prefetching across that.
-        stages = 1 if kernel == "attend_backward_queries" and self.strips > 1 else tile.stages
-        return tile._replace(keys=keys, stages=stages)
+        return tile._replace(keys=keys)
 
     def _operand_sizes(self) -> tuple[int, ...]:
         sizes = self.constants
         query = sizes["GROUPS"] * sizes["TAIL"] + sizes["COLUMNS"]
-        return self.pixels * query, self.slots * (sizes["MAIN"] + sizes["TAIL"]), self.slots * sizes["VALUES"]
+        slots = sizes["ALL_SLOTS"]
+        return self.pixels * query, slots * (sizes["MAIN"] + sizes["TAIL"]), slots * sizes["VALUES"]
 
-    def _gradient_sizes(self) -> tuple[tuple[torch.dtype, int], ...]:
-        relative = self.pixels * (self.height + self.width) if self.length else 0
-        return (self.qkv.dtype, self.pixels * self.constants["VALUES"]), (torch.float32, relative)
+    def _gradient_sizes(self) -> tuple[int, ...]:
+        relative = self.constants["STRIPS"] * self.height + self.width if self.length else 0
+        return self.pixels * self.constants["VALUES"], self.pixels * relative
 
     def device(self) -> torch.cuda.device:
         return torch.cuda.device(self.qkv.device if self.qkv.is_cuda else -1)
@@ -272,29 +274,36 @@ class _Problem:
 
 def _layout(height: int, width: int, depth: int, value_depth: int) -> dict[str, int]:
     """How `pack` lays out its operands, see triton_kernels."""
-    whole = _padded(depth)
-    split = 1 << (depth.bit_length() - 1) if depth >= 16 else 0
+
+    def tail(main: int) -> tuple[int, int]:
+        rows_at = _ceil(depth - main + 1, 8) * 8  # aligned
+        return rows_at, _padded(rows_at + GROUP)
+
     # Either the depth's largest power of two and a tail with the rest, or all of it and a tail for the rows alone.
-    main, tail = min(
-        ((main, _padded(depth - main + GROUP + 1)) for main in (split, whole) if main <= depth or main == whole),
-        key=lambda sizes: (sum(sizes), sizes[0]),
-    )
-    columns = 8 if _ceil(width, 8) % 2 else 16
-    groups = _ceil(height, GROUP)
-    row = _ceil(width, columns) * columns + 16 - columns
+    split, whole = 1 << (depth.bit_length() - 1) if depth >= 16 else 0, _padded(depth)
+    main = min((split, whole), key=lambda main: main + tail(min(main, depth))[1])
+    rows_at, tail_width = tail(min(main, depth))
+    # The widest strips that do not pad the map much: fewer strips, fewer parts of the rows' gradients.
+    columns = next(columns for columns in (32, 16, 8) if _ceil(width, columns) * columns <= 1.25 * _ceil(width, 8) * 8)
+    groups, strips = _ceil(height, GROUP), _ceil(width, columns)
+    row = strips * columns + max(0, 16 - columns)
     return {
         "D_PAD": whole,
         "MAIN": main,
-        "TAIL": tail,
-        "KEY": _padded(main + tail),
+        "TAIL": tail_width,
+        "ROWS_AT": rows_at,
+        "KEY": _padded(main + tail_width),
         "GROUP": GROUP,
         "GROUPS": groups,
         "COLUMNS": row,
-        "QUERY": _padded(groups * tail + row),
+        "TAILS_PADDED": _padded(groups * tail_width),
+        "COLUMNS_PADDED": _padded(row),
         "VALUES": _padded(value_depth + 2),
         "DV_PAD": max(8, _power_of_two(value_depth + 1)),
         "KEY_COLS": columns,
-        "WINDOW": 16,
+        "STRIPS": strips,
+        "WINDOW": max(16, columns),
+        "ALL_SLOTS": strips * columns * groups * GROUP,
     }
 
 

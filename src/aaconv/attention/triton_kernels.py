@@ -4,9 +4,9 @@ A logit is q_i . k_j + rows_i[jy] + cols_i[jx]: a query has H + W relative logit
 each key adds two of them. Matrix products take depths of 16, so a head of 20 channels leaves 12 unused: they carry the
 rows. `pack` lays out, once for all the tiles that will read it,
 
-    queries  [pixel, GROUPS * TAIL + COLUMNS]   a group: channels MAIN.. of q | GROUP of the rows | OUTSIDE | 0 ...
+    queries  [pixel, GROUPS * TAIL + COLUMNS]   GROUPS times: q[MAIN:] | OUTSIDE | 0 ... | GROUP of the rows | 0 ...
                                                 then cols[0 : W] | 0 ...
-    keys     [strip, row, column, MAIN + TAIL]  k | one-hot of row % GROUP | 1 where the slot is beyond the map | 0 ...
+    keys     [strip, row, column, MAIN + TAIL]  k | 1 where the slot is beyond the map | 0 ... | one-hot of row % GROUP
     values   [strip, row, column, VALUES]       v | 1 | 1 | 0 ...
 
 with keys in strips of KEY_COLS columns, so that a tile of KEY_ROWS x KEY_COLS keys is one piece of memory. A product of
@@ -74,81 +74,80 @@ def weigh(s, peak, log_total, SCALE: tl.constexpr, EXACT: tl.constexpr):
 
 
 @triton.jit
-def load_tables(
-    tables, head, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, OFFSETS: tl.constexpr,
-    TABLES_PER_HEAD: tl.constexpr,
+def load_line(
+    qkv, tables, head, image, i, first,
+    STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, TABLES_PER_HEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """[OFFSETS, D_PAD]: the 2H - 1 relative vectors of the rows, then the 2W - 1 of the columns."""
-    LENGTH: tl.constexpr = 2 * H + 2 * W - 2
-    offset = tl.arange(0, OFFSETS)
-    base = tables + (head * (LENGTH * D) if TABLES_PER_HEAD else 0)
-    return load_pixels(base, offset * D, offset < LENGTH, D, D_PAD)
+    """BLOCK_M queries, from `first` on, of image row i (ROWS) or image column i: in a line all of them have the same
+    relative vectors for the same places, so that nothing needs to be skewed. Returns the queries [BLOCK_M, D_PAD],
+    their pixels, whether they exist, and where the vector of place 0 is: place p has the p-th after it."""
+    along = first + tl.arange(0, BLOCK_M)
+    iy = i if ROWS else along
+    ix = along if ROWS else i
+    exists = along < (W if ROWS else H)
+    base = qkv + image * STRIDE_B + head * D
+    q = load_pixels(base, iy * STRIDE_H + ix * STRIDE_W + along * 0, exists, D, D_PAD)
+    vectors = tables + (head * ((2 * H + 2 * W - 2) * D) if TABLES_PER_HEAD else 0)
+    vectors += (H - 1 - i) * D if ROWS else (2 * H + W - 2 - i) * D
+    return q, iy * W + ix, exists, vectors
 
 
 @triton.jit
-def pack_queries(
-    qkv, tables, queries, program, first_image_head,
+def pack_line(
+    qkv, tables, queries, local_image_head, image_head, i, first,
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    MAIN: tl.constexpr, TAIL: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr,
-    QUERY: tl.constexpr, OFFSETS: tl.constexpr, TABLES_PER_HEAD: tl.constexpr, RELATIVE: tl.constexpr,
-    OUTSIDE: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr,
+    MAIN: tl.constexpr, TAIL: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+    COLUMNS: tl.constexpr, PADDED: tl.constexpr, TABLES_PER_HEAD: tl.constexpr, RELATIVE: tl.constexpr,
+    OUTSIDE: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
+    """The tails (ROWS) or the columns' logits of BLOCK_M queries of one image row or column: one product."""
+    WIDTH: tl.constexpr = GROUPS * TAIL if ROWS else COLUMNS
     STRIDE: tl.constexpr = GROUPS * TAIL + COLUMNS
-    tiles: tl.constexpr = (H * W + BLOCK_M - 1) // BLOCK_M
-    local_image_head = (program // tiles).to(tl.int64)  # int64: a batch may hold more than 2**31 elements
-    image_head = local_image_head + first_image_head
     head = (image_head % HEADS).to(tl.int32)
-    pixel = (program % tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
-    iy = pixel // W
-    ix = pixel % W
-    inside = pixel < H * W
-    place = tl.arange(0, QUERY)[None, :]
-    in_tails = place < GROUPS * TAIL
-    part = place % TAIL - (D - MAIN)  # negative: a channel of q, from 0 on: a row of the group
-    q_base = qkv + (image_head // HEADS) * STRIDE_B + head * D
-    q_pixel = iy * STRIDE_H + ix * STRIDE_W
-    packed = tl.load(q_base + q_pixel[:, None] + (D + part), mask=inside[:, None] & in_tails & (part < 0), other=0.0)
-    if RELATIVE:
-        vectors = load_tables(tables, head, H, W, D, D_PAD, OFFSETS, TABLES_PER_HEAD)
-        q = load_pixels(q_base, q_pixel, inside, D, D_PAD)
-        by_offset = tl.dot(q, tl.trans(vectors), input_precision=PRECISION)
-        y = (place // TAIL) * GROUP + part
-        x = place - GROUPS * TAIL
-        offset = tl.where(in_tails, H - 1 + y - iy[:, None], 2 * H + W - 2 + x - ix[:, None])
-        logits = tl.gather(by_offset, tl.minimum(tl.maximum(offset, 0), OFFSETS - 1), 1)
-        wanted = tl.where(in_tails, (part >= 0) & (part < GROUP) & (y < H), x < W)
-        packed = tl.where(wanted, logits.to(packed.dtype), packed)
-    packed = tl.where(in_tails & (part == GROUP), OUTSIDE, packed)
-    store_pixels(queries + local_image_head * (H * W * STRIDE), pixel * STRIDE, inside, packed, STRIDE, QUERY)
+    q, pixel, exists, vectors = load_line(
+        qkv, tables, head, image_head // HEADS, i, first,
+        STRIDE_B, STRIDE_H, STRIDE_W, H, W, D, D_PAD, TABLES_PER_HEAD, ROWS, BLOCK_M,
+    )  # fmt: skip
+    wide = tl.arange(0, PADDED)
+    depth = tl.arange(0, D_PAD)[None, :]
+    part = wide % TAIL if ROWS else wide
+    place = (wide // TAIL) * GROUP + part - ROWS_AT if ROWS else wide
+    known = (part >= ROWS_AT) & (part < ROWS_AT + GROUP) & (place < H) if ROWS else wide < W
+    factors = tl.load(
+        vectors + place[:, None] * D + depth, mask=(known & RELATIVE)[:, None] & (depth < D), other=0.0
+    ).to(q.dtype)  # fmt: skip
+    if ROWS:  # unit vectors bring the last channels of q to their places
+        factors = tl.where((part < D - MAIN)[:, None] & (depth == (MAIN + part)[:, None]), 1.0, factors).to(q.dtype)
+    packed = tl.dot(q, tl.trans(factors), input_precision=PRECISION)
+    if ROWS:
+        packed = tl.where((part == D - MAIN)[None, :], OUTSIDE, packed)
+    start = queries + local_image_head * (H * W * STRIDE) + (0 if ROWS else GROUPS * TAIL)
+    store_pixels(start, pixel * STRIDE, exists, packed, WIDTH, PADDED)
 
 
 @triton.jit
 def pack_keys(
-    qkv, keys, values, program, first_image_head,
+    qkv, keys, values, local_image_head, image_head, tile,
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    MAIN: tl.constexpr, TAIL: tl.constexpr, KEY: tl.constexpr, GROUP: tl.constexpr, VALUES: tl.constexpr,
-    KEY_COLS: tl.constexpr, SLOTS: tl.constexpr,
+    MAIN: tl.constexpr, TAIL: tl.constexpr, KEY: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr,
+    VALUES: tl.constexpr, KEY_COLS: tl.constexpr, ALL_SLOTS: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    STRIPS: tl.constexpr = (W + KEY_COLS - 1) // KEY_COLS
-    ROWS: tl.constexpr = (H + GROUP - 1) // GROUP * GROUP
-    ALL_SLOTS: tl.constexpr = STRIPS * ROWS * KEY_COLS
-    tiles: tl.constexpr = (ALL_SLOTS + SLOTS - 1) // SLOTS
-    local_image_head = (program // tiles).to(tl.int64)
-    image_head = local_image_head + first_image_head
+    ALL_ROWS: tl.constexpr = (H + GROUP - 1) // GROUP * GROUP
     head = (image_head % HEADS).to(tl.int32)
-    slot = (program % tiles) * SLOTS + tl.arange(0, SLOTS)
+    slot = tile * SLOTS + tl.arange(0, SLOTS)
     exists = slot < ALL_SLOTS
-    jy = (slot // KEY_COLS) % ROWS
-    jx = (slot // (KEY_COLS * ROWS)) * KEY_COLS + slot % KEY_COLS
+    jy = (slot // KEY_COLS) % ALL_ROWS
+    jx = (slot // (KEY_COLS * ALL_ROWS)) * KEY_COLS + slot % KEY_COLS
     on_map = (jy < H) & (jx < W)
     place = jy * STRIDE_H + jx * STRIDE_W
     image = qkv + (image_head // HEADS) * STRIDE_B
     k = load_pixels(image + (HEADS + head) * D, place, on_map, D, KEY)
-    part = tl.arange(0, KEY)[None, :] - D
-    k = tl.where(part == (jy % GROUP)[:, None], 1.0, k)
-    k = tl.where(part == GROUP, tl.where(on_map, 0.0, 1.0)[:, None], k)
+    depth = tl.arange(0, KEY)[None, :]
+    k = tl.where(depth == D, tl.where(on_map, 0.0, 1.0)[:, None], k)
+    k = tl.where(depth - (MAIN + ROWS_AT) == (jy % GROUP)[:, None], 1.0, k)
     keys += local_image_head * (ALL_SLOTS * (MAIN + TAIL))
     store_pixels(keys, slot * (MAIN + TAIL), exists, k, MAIN + TAIL, KEY)
     v = load_pixels(image + 2 * HEADS * D + head * DV, place, on_map, DV, VALUES)
@@ -159,36 +158,57 @@ def pack_keys(
 
 @triton.jit
 def pack(
-    qkv, tables, queries, keys, values, first_image_head, query_programs,
+    qkv, tables, queries, keys, values, first_image_head,
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr,
-    MAIN: tl.constexpr, TAIL: tl.constexpr, KEY: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
-    COLUMNS: tl.constexpr, QUERY: tl.constexpr, VALUES: tl.constexpr, KEY_COLS: tl.constexpr, OFFSETS: tl.constexpr,
+    MAIN: tl.constexpr, TAIL: tl.constexpr, KEY: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr,
+    GROUPS: tl.constexpr, COLUMNS: tl.constexpr, VALUES: tl.constexpr, KEY_COLS: tl.constexpr,
+    ALL_SLOTS: tl.constexpr, TAILS_PADDED: tl.constexpr, COLUMNS_PADDED: tl.constexpr,
     TABLES_PER_HEAD: tl.constexpr, RELATIVE: tl.constexpr, OUTSIDE: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
-    """The operands of the attention, see above. One program an (image, head, query tile), then one an (image, head, tile
-    of SLOTS keys). QUERY is GROUPS * TAIL + COLUMNS padded, KEY MAIN + TAIL, OFFSETS the number of relative vectors."""
-    program = tl.program_id(0)
-    if program < query_programs:
-        pack_queries(
-            qkv, tables, queries, program, first_image_head, STRIDE_B, STRIDE_H, STRIDE_W, HEADS, H, W, D, D_PAD,
-            MAIN, TAIL, GROUP, GROUPS, COLUMNS, QUERY, OFFSETS, TABLES_PER_HEAD, RELATIVE, OUTSIDE, PRECISION, BLOCK_M,
+    """The operands of the attention, see above. Of each head's programs the first ones take BLOCK_M queries of an image
+    row, the next BLOCK_M queries of an image column, the last SLOTS keys."""
+    row_blocks: tl.constexpr = (W + BLOCK_M - 1) // BLOCK_M
+    column_blocks: tl.constexpr = (H + BLOCK_M - 1) // BLOCK_M
+    in_rows: tl.constexpr = H * row_blocks
+    in_columns: tl.constexpr = W * column_blocks if RELATIVE else 0
+    of_keys: tl.constexpr = (ALL_SLOTS + SLOTS - 1) // SLOTS
+    local_image_head = (tl.program_id(0) // (in_rows + in_columns + of_keys)).to(tl.int64)
+    image_head = local_image_head + first_image_head  # int64: a batch may hold more than 2**31 elements
+    program = tl.program_id(0) % (in_rows + in_columns + of_keys)
+    if program < in_rows:
+        pack_line(
+            qkv, tables, queries, local_image_head, image_head,
+            program // row_blocks, program % row_blocks * BLOCK_M,
+            STRIDE_B, STRIDE_H, STRIDE_W, HEADS, H, W, D, D_PAD, MAIN, TAIL, ROWS_AT, GROUP, GROUPS, COLUMNS,
+            TAILS_PADDED, TABLES_PER_HEAD, RELATIVE, OUTSIDE, PRECISION, True, BLOCK_M,
+        )  # fmt: skip
+    elif program < in_rows + in_columns:
+        pack_line(
+            qkv, tables, queries, local_image_head, image_head,
+            (program - in_rows) // column_blocks, (program - in_rows) % column_blocks * BLOCK_M,
+            STRIDE_B, STRIDE_H, STRIDE_W, HEADS, H, W, D, D_PAD, MAIN, TAIL, ROWS_AT, GROUP, GROUPS, COLUMNS,
+            COLUMNS_PADDED, TABLES_PER_HEAD, RELATIVE, OUTSIDE, PRECISION, False, BLOCK_M,
         )  # fmt: skip
     else:
         pack_keys(
-            qkv, keys, values, program - query_programs, first_image_head, STRIDE_B, STRIDE_H, STRIDE_W,
-            HEADS, H, W, D, DV, MAIN, TAIL, KEY, GROUP, VALUES, KEY_COLS, SLOTS,
+            qkv, keys, values, local_image_head, image_head, program - in_rows - in_columns,
+            STRIDE_B, STRIDE_H, STRIDE_W, HEADS, H, W, D, DV, MAIN, TAIL, KEY, ROWS_AT, GROUP, VALUES, KEY_COLS,
+            ALL_SLOTS, SLOTS,
         )  # fmt: skip
 
 
 @triton.jit
 def load_columns(
     queries, pixel, inside, x0, STRIDE: tl.constexpr, BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr,
-    KEY_COLS: tl.constexpr, WHOLE: tl.constexpr,
+    KEY_COLS: tl.constexpr, WHOLE: tl.constexpr, RELATIVE: tl.constexpr,
 ):  # fmt: skip
     """[BLOCK_M, KEY_ROWS * KEY_COLS]: the relative logits of a strip's columns, the same for all its rows."""
-    columns = load_rows(queries + x0, pixel, inside, STRIDE, KEY_COLS, WHOLE).to(tl.float32)
+    if RELATIVE:
+        columns = load_rows(queries + x0, pixel, inside, STRIDE, KEY_COLS, WHOLE).to(tl.float32)
+    else:
+        columns = tl.zeros([BLOCK_M, KEY_COLS], tl.float32)
     columns = tl.broadcast_to(columns[:, None, :], [BLOCK_M, KEY_ROWS, KEY_COLS])
     return tl.reshape(columns, [BLOCK_M, KEY_ROWS * KEY_COLS])
 
@@ -199,7 +219,7 @@ def attend_forward(
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr,
-    VALUES: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
+    VALUES: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr, DV_PAD: tl.constexpr,
 ):  # fmt: skip
     """One program an (image, head, query tile). lse is [image_heads, 2, H W]: the largest logit and the logarithm of
@@ -230,7 +250,16 @@ def attend_forward(
     mixed = tl.zeros([BLOCK_M, DV_PAD], tl.float32)
     for strip in range(STRIPS):
         columns = load_columns(
-            queries + GROUPS * TAIL, pixel, inside, strip * KEY_COLS, STRIDE, BLOCK_M, KEY_ROWS, KEY_COLS, WHOLE
+            queries + GROUPS * TAIL,
+            pixel,
+            inside,
+            strip * KEY_COLS,
+            STRIDE,
+            BLOCK_M,
+            KEY_ROWS,
+            KEY_COLS,
+            WHOLE,
+            RELATIVE,
         )
         for y0 in range(0, H, KEY_ROWS):
             first = (strip * ROWS + y0) * KEY_COLS
@@ -256,15 +285,16 @@ def attend_forward(
 
 @triton.jit
 def attend_backward_queries(
-    qkv, queries, keys, values, out, lse, grad_out, grad_qkv, grads, grad_scratch, first_image_head,
+    qkv, queries, keys, values, out, lse, grad_out, grad_qkv, grads, grad_logits, first_image_head,
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    MAIN: tl.constexpr, TAIL: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr,
-    VALUES: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr,
+    MAIN: tl.constexpr, TAIL: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+    COLUMNS: tl.constexpr, VALUES: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the queries, without the relative part, and of their relative logits, as float32 in grad_scratch
-    [heads in this launch, H W, H + W]. One program an (image, head, query tile). Leaves in grads
+    """Gradients of the queries, without the relative part, and of their relative logits in grad_logits
+    [heads in this launch, H W, STRIPS H + W], the rows' in one part a strip. One program an (image, head, query tile).
+    Leaves in grads
     [heads in this launch, H W, VALUES] do | -(do . o) in two parts | 0, which the keys' kernel reads."""
     SLOTS: tl.constexpr = KEY_ROWS * KEY_COLS
     PIXELS: tl.constexpr = H * W
@@ -298,8 +328,8 @@ def attend_backward_queries(
     slot = tl.arange(0, SLOTS)
     gather_cols = one_hot(slot % KEY_COLS, KEY_COLS, do.dtype)
     col = tl.arange(0, KEY_COLS)
-    row = tl.arange(0, TAIL) - (D - MAIN)
-    places = local_image_head * (PIXELS * (H + W)) + pixel[:, None] * (H + W)
+    row = tl.arange(0, TAIL) - ROWS_AT
+    places = local_image_head * (PIXELS * (STRIPS * H + W)) + pixel[:, None] * (STRIPS * H + W)
     tail_grad = tl.zeros([BLOCK_M, TAIL], tl.float32)
     if MAIN > 0:
         q_base = qkv + image * STRIDE_B + head * D
@@ -307,7 +337,16 @@ def attend_backward_queries(
         main_grad = tl.zeros([BLOCK_M, MAIN], tl.float32)
     for strip in range(STRIPS):
         columns = load_columns(
-            queries + GROUPS * TAIL, pixel, inside, strip * KEY_COLS, STRIDE, BLOCK_M, KEY_ROWS, KEY_COLS, WHOLE
+            queries + GROUPS * TAIL,
+            pixel,
+            inside,
+            strip * KEY_COLS,
+            STRIDE,
+            BLOCK_M,
+            KEY_ROWS,
+            KEY_COLS,
+            WHOLE,
+            RELATIVE,
         )
         grad_columns = tl.zeros([BLOCK_M, KEY_COLS], tl.float32)
         for y0 in range(0, H, KEY_ROWS):
@@ -329,13 +368,11 @@ def attend_backward_queries(
                 grad_columns = add_product(grad_columns, ds, gather_cols, PRECISION, EXACT)
                 y = (y0 // GROUP) * GROUP + row
                 own = inside[:, None] & ((row >= y0 % GROUP) & (row < y0 % GROUP + KEY_ROWS) & (y < H))[None, :]
-                pointers = grad_scratch + places + y[None, :]
-                if STRIPS > 1:  # the row is met again in the next strip, by the same threads
-                    product += tl.load(pointers, mask=own & (strip > 0), other=0.0)
-                tl.store(pointers, product, mask=own)
+                tl.store(grad_logits + places + (strip * H + y)[None, :], product, mask=own)
         if RELATIVE:
             x = strip * KEY_COLS + col
-            tl.store(grad_scratch + places + (H + x)[None, :], grad_columns, mask=inside[:, None] & (x < W)[None, :])
+            on_map = inside[:, None] & (x < W)[None, :]
+            tl.store(grad_logits + places + (STRIPS * H + x)[None, :], grad_columns, mask=on_map)
     grad_base = grad_qkv + image * (PIXELS * GRAD_W) + head * D
     if MAIN > 0:
         store_pixels(grad_base, pixel * GRAD_W, inside, main_grad * (SCALE * LN2), MAIN, MAIN)
@@ -343,15 +380,27 @@ def attend_backward_queries(
 
 
 @triton.jit
+def load_tables(
+    tables, head, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, OFFSETS: tl.constexpr,
+    TABLES_PER_HEAD: tl.constexpr,
+):  # fmt: skip
+    """[OFFSETS, D_PAD]: the 2H - 1 relative vectors of the rows, then the 2W - 1 of the columns."""
+    LENGTH: tl.constexpr = 2 * H + 2 * W - 2
+    offset = tl.arange(0, OFFSETS)
+    base = tables + (head * (LENGTH * D) if TABLES_PER_HEAD else 0)
+    return load_pixels(base, offset * D, offset < LENGTH, D, D_PAD)
+
+
+@triton.jit
 def relative_backward(
-    qkv, tables, grad_qkv, grad_tables, grad_scratch, first_image_head,
+    qkv, tables, grad_qkv, grad_tables, grad_logits, first_image_head,
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     D_PAD: tl.constexpr, PLACES: tl.constexpr, OFFSETS: tl.constexpr,
     TABLES_PER_HEAD: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, SPLITS: tl.constexpr,
+    STRIPS: tl.constexpr, BLOCK_M: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
-    """grad_scratch into the gradients of the queries (added to what is there) and of the tables. One program an
+    """grad_logits into the gradients of the queries (added to what is there) and of the tables. One program an
     (image, head, split): it walks over its query tiles and owns its slice of grad_tables
     [image_heads, SPLITS, 2H + 2W - 2, D], so no atomics and one result every time.
     """
@@ -363,11 +412,12 @@ def relative_backward(
     head = (image_head % HEADS).to(tl.int32)
     image = image_head // HEADS
     grad_base = grad_qkv + image * (H * W * GRAD_W) + head * D
-    grad_logits = grad_scratch + local_image_head * (H * W * (H + W))
+    grad_logits += local_image_head * (H * W * (STRIPS * H + W))
     vectors = load_tables(tables, head, H, W, D, D_PAD, OFFSETS, TABLES_PER_HEAD)
     grad_vectors = tl.zeros([OFFSETS, D_PAD], tl.float32)
     offset = tl.arange(0, OFFSETS)
     of_row = (offset < 2 * H - 1)[None, :]
+    places = tl.arange(0, PLACES)[None, :]
     for start in range(split * BLOCK_M, H * W, SPLITS * BLOCK_M):
         pixel = start + tl.arange(0, BLOCK_M)
         iy = (pixel // W)[:, None]
@@ -375,7 +425,13 @@ def relative_backward(
         inside = pixel < H * W
         q_base = qkv + image * STRIDE_B + head * D
         q = load_pixels(q_base, (pixel // W) * STRIDE_H + (pixel % W) * STRIDE_W, inside, D, D_PAD)
-        by_place = load_pixels(grad_logits, pixel * (H + W), inside, H + W, PLACES)
+        pointers = grad_logits + pixel[:, None] * (STRIPS * H + W) + places
+        by_place = tl.load(
+            pointers + tl.where(places < H, 0, (STRIPS - 1) * H), mask=known & inside[:, None], other=0.0
+        )
+        for strip in tl.static_range(1, STRIPS):
+            rows = tl.load(pointers + strip * H, mask=(places < H) & inside[:, None], other=0.0)
+            by_place = (by_place.to(tl.float32) + rows.to(tl.float32)).to(q.dtype)
         # the skew undone: by row and column -> by relative offset
         place = offset[None, :] + tl.where(of_row, iy - (H - 1), ix - (H + W - 2))
         exists = tl.where(of_row, (place >= 0) & (place < H), (place >= H) & (place < H + W))
@@ -395,7 +451,7 @@ def attend_backward_keys(
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr,
-    VALUES: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
+    VALUES: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr, WINDOW: tl.constexpr,
 ):  # fmt: skip
     """Gradients of keys and values. One program an (image, head, key tile); logits are [slots, queries] here, and the
@@ -434,11 +490,12 @@ def attend_backward_keys(
         pixel = start + tl.arange(0, BLOCK_M)
         inside = pixel < PIXELS
         q_tail = load_rows(tails, pixel, inside, STRIDE, TAIL, WHOLE)
-        q_columns = load_rows(columns, pixel, inside, STRIDE, WINDOW, WHOLE)
         do = load_rows(grads, pixel, inside, VALUES, VALUES, WHOLE)
         peak, log_total = load_log_sum(lse + image_head * (2 * PIXELS), pixel, inside, PIXELS)
         s = tl.dot(k_tail, tl.trans(q_tail), input_precision=PRECISION)
-        s = tl.dot(spread_cols, tl.trans(q_columns), s, input_precision=PRECISION)
+        if RELATIVE:
+            q_columns = load_rows(columns, pixel, inside, STRIDE, WINDOW, WHOLE)
+            s = tl.dot(spread_cols, tl.trans(q_columns), s, input_precision=PRECISION)
         if MAIN > 0:
             q_place = pixel * STRIDE_W if STRIDE_H == W * STRIDE_W else (pixel // W) * STRIDE_H + (pixel % W) * STRIDE_W
             q = load_rows(q_base, q_place, inside, 1, MAIN, WHOLE)
