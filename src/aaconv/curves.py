@@ -20,7 +20,8 @@ from .plots import BLUE, GREY, INK, RED, STYLE
 from .recipes.recipe import Recipe
 from .run_folder import METRICS, RECIPE, is_run, read_metrics
 
-COLOURS = (RED, BLUE, GREY, "#2f8f5b", "#b7791f", "#7a4fa3", "#0f8b8d", "#a8425b")
+KINDS = {"aa": RED, "se": BLUE, "plain": GREY}
+OTHERS = ("#2f8f5b", "#b7791f", "#7a4fa3", "#0f8b8d", "#a8425b", "#4b5d16")
 ENDINGS = (".png", ".svg", ".pdf")
 HEADLINES = {"top1": ("top-1 accuracy (%)", "top-1"), "mAP": ("mAP (%)", "mAP")}
 """Column of metrics.csv -> the label of its axis, and the column of the paper's tables."""
@@ -54,15 +55,26 @@ def draw(runs: Sequence[str | Path], path: str | Path) -> Path:
 
 
 def _read(runs: Sequence[str | Path]) -> list[Course]:
-    courses, labels = [], _labels([Path(run) for run in runs])
-    for run, label, colour in zip(map(Path, runs), labels, cycle(COLOURS), strict=False):
+    courses = []
+    for run, label in zip(map(Path, runs), _labels([Path(run) for run in runs]), strict=True):
         if not is_run(run):
             raise ValueError(f"{run} is no run folder, it has no {RECIPE}")
         rows = read_metrics(run) if (run / METRICS).is_file() else []
         if not rows:
             raise ValueError(f"{run} has no finished epoch yet: there is nothing to draw")
-        courses.append(Course(label, recipes.load(run / RECIPE), rows, colour))
-    return courses
+        courses.append((label, recipes.load(run / RECIPE), rows))
+    colours = _colours([recipe for _, recipe, _ in courses])
+    return [Course(*course, colour) for course, colour in zip(courses, colours, strict=True)]
+
+
+def _colours(found: list[Recipe]) -> list[str]:
+    """Attention is red, SE blue and convolutions grey, as in the paper's figures; a second one of a kind is another."""
+    others, used, colours = cycle(OTHERS), set(), []
+    for recipe in found:
+        colour = KINDS.get(recipe.model.name.partition("_")[0])
+        colours.append(next(others) if colour is None or colour in used else colour)
+        used.add(colours[-1])
+    return colours
 
 
 def _labels(runs: list[Path]) -> list[str]:
@@ -90,11 +102,14 @@ def figure(courses: list[Course]) -> Figure:
         _title(axes, HEADLINES[headline][0])
         for course in courses:
             _lines(axes, course, f"train_{headline}", headline)
+        _zoom(axes, courses, headline)
         _paper_values(axes, courses, HEADLINES[headline][1])
+        _end_values(axes, courses, headline)
     _legend(drawn, panels[-1], courses)
     return drawn
 
 
+_PANEL_HEIGHT = 3.0  # inches, about
 _SMALL = {"ha": "right", "va": "top", "fontsize": 8.5, "color": GREY}
 
 
@@ -109,26 +124,56 @@ def _lines(axes: Axes, course: Course, training: str, test: str) -> None:
     axes.plot(x, y, linestyle=(0, (1, 1.6)), color=course.colour, linewidth=1.4, marker="." if len(x) == 1 else None)
     x, y = course.points(test)
     axes.plot(x, y, color=course.colour, linewidth=1.9, marker="o" if len(x) < 12 else None, markersize=4)
-    if test in HEADLINES and y:
+
+
+def _zoom(axes: Axes, courses: list[Course], column: str) -> None:
+    """Leave the steep beginning of long runs below the picture."""
+    low, high = axes.get_ylim()
+    values = []
+    for course in courses:
+        epochs, accuracies = course.points(column)
+        begun = len(epochs) // 10 if len(epochs) > 20 else 0
+        values += accuracies[begun:]
+    axes.set_ylim(max(low, min(values) - 0.05 * (high - min(values))), high)
+
+
+def _spread(axes: Axes, values: list[float]) -> list[float]:
+    """How many points each of some sorted values has to be moved up so that text beside them can be read."""
+    low, high = axes.get_ylim()
+    unit = (high - low) / (_PANEL_HEIGHT * 72)  # of the axis, a point
+    below, moves = float("-inf"), []
+    for value in values:
+        below = max(value, below + 12 * unit)
+        moves.append((below - value) / unit)
+    return moves
+
+
+def _end_values(axes: Axes, courses: list[Course], column: str) -> None:
+    """The last value of each run beside its end."""
+    ends = sorted((y[-1], x[-1], course.colour) for course in courses for x, y in [course.points(column)] if y)
+    for (value, epoch, colour), up in zip(ends, _spread(axes, [end[0] for end in ends]), strict=True):
         axes.annotate(
-            f"{y[-1]:.1f}", (x[-1], y[-1]), (6, 0), textcoords="offset points", va="center", fontsize=9.5,
-            color=course.colour, fontweight="bold", annotation_clip=False,
+            f"{value:.1f}", (epoch, value), (7, up), textcoords="offset points", va="center",
+            fontsize=9.5, color=colour, fontweight="bold", annotation_clip=False,
         )  # fmt: skip
 
 
 def _paper_values(axes: Axes, courses: list[Course], column: str) -> None:
-    """A line at each value that the paper prints for one of the runs."""
-    values = {}
+    """A line at each value that the paper prints for one of the runs, named above the highest."""
+    values: dict[float, Course] = {}
     for course in courses:
         value = recipes.paper_value(course.recipe, column)
         if value is not None:
             values.setdefault(value, course)
-    for value, course in values.items():
+    if not values:
+        return
+    low, high = axes.get_ylim()
+    axes.set_ylim(low, max(high, max(values) + (0.03 + 0.06 * len(values)) * (high - low)))
+    for line, (value, course) in enumerate(sorted(values.items())):
         axes.axhline(value, color=course.colour, linewidth=1, linestyle=(0, (6, 4)), alpha=0.8)
-        name = course.recipe.evidence.row
         axes.annotate(
-            f"the paper's {name}: {value:g}", (0, value), (4, 3), xycoords=("axes fraction", "data"),
-            textcoords="offset points", fontsize=9, color=course.colour,
+            f"{value:.1f} in the paper, {course.recipe.evidence.row}", (0, max(values)), (4, 4 + 12 * line),
+            xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=9, color=course.colour,
         )  # fmt: skip
 
 

@@ -1,143 +1,231 @@
-"""`aaconv demo`: a task that convolutions alone cannot see, and the same network with attention beside them.
+"""`aaconv demo`: a question that windows cannot answer, put to a small network without and with attention.
 
-Each image shows two small squares, one near the left edge and one near the right. Do they have the same colour? The
-network's convolutions see windows of 11 x 11 pixels, and no such window holds both squares. Global average pooling and
-a linear classifier, as in ResNets, cannot make up for it. They add a number a(i) for the colour i on the left to a
-number b(j) for the colour j on the right. As a(i) + b(i) + a(j) + b(j) = a(i) + b(j) + a(j) + b(i), one of these four
-cases is on the wrong side of any threshold: three of four images is the best to hope for. Attention lets every pixel
-look at all others.
+Each image of `shapes` shows two small objects, one near either edge: have they the same colour? The three networks of
+models/aa_small.py are trained alike, by the recipes demo-plain, demo-se and demo-aa, with about the same number of
+parameters. No window of their convolutions holds both objects, so that convolutions, averaged and classified linearly,
+get three of four images right at best (data/shapes.py has the proof). SE brings the average over the image into every
+channel, attention lets every pixel look at all others.
 """
 
-import sys
-import time
-from collections.abc import Callable
+import shutil
+from pathlib import Path
+from textwrap import fill
+from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+from matplotlib.patches import Circle, Rectangle
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from torch import Tensor
 
-from .augment import augment
+from . import curves, recipes, run_folder
+from .data import ArrayDataset, Normalize, open_dataset, shapes
+from .explore import write_page
+from .files import replacing
+from .layer import AAConv2d
+from .plots import GREY, INK, STYLE
+from .recipes.catalogue import DEMO_KINDS
+from .recipes.recipe import Recipe
+from .train import train
 
-SIZE, SQUARE = 20, 3
-COLOURS = torch.tensor([[1.0, 0, 0], [0, 1, 0], [0, 0, 1], [1, 1, 0]])
-LEFT, RIGHT = (0, 2), (SIZE - SQUARE - 2, SIZE - SQUARE)
-BATCH = 32
-HELD_OUT = 2000
+BOUND = 75.0
+"""Percent that convolutions with such windows can get right at best."""
+RUNS = Path("runs")
+CURVES, ATTENTION, PAGE = "demo-curves.png", "demo-attention.png", "demo-attention.html"
+FOR_THE_PAGE = 4  # images
+
+QUESTION = f"""\
+Two small objects far apart: have they the same colour? Guessing is right in
+50 % of the images, a network that sees one object at a time in {BOUND:.0f} % at best.
+Three small networks with about as many parameters learn it, one by one.
+"""
 
 
-def run(*, steps: int = 200, seed: int = 0) -> dict[str, float]:
-    """Train both networks on the same images, print how well they do on others; returns the two accuracies."""
-    torch.manual_seed(seed)
-    plain = small_network()
-    torch.manual_seed(seed)
-    augmented, report = augment(
-        small_network(), (3, SIZE, SIZE), where=["1.0", "2.0"], num_heads=4, key_ratio=0.5, value_ratio=0.25,
-        min_key_channels_per_head=4,
-    )  # fmt: skip
-    networks = {"convolutions": plain, "convolutions + attention": augmented}
+def run(runs: str | Path = RUNS, *, changes: dict[str, Any] | None = None) -> dict[str, float]:
+    """Train the three networks into runs/demo-*, print and draw what came out; returns the accuracies in percent.
 
-    print(f"Two squares far apart in an image of {SIZE} x {SIZE} pixels: have they the same colour?")
-    print("Guessing is right in 50%; what sees only one of them at a time, in 75% at best.\n")
-    print(f"The second network is the first after augment(...):\n{report}\n")
-    accuracies = {}
-    for name, network in networks.items():
-        with Line(f"{name:<24}") as line:
-            train(network, steps, seed, line)
-            accuracies[name] = accuracy(network)
-            line(f"{count(network):,} parameters, {accuracies[name]:.1%} of {HELD_OUT} unseen images right", last=True)
-    print(conclusion(*accuracies.values()))
+    changes: fields of the recipes to override, as for a test that has no time.
+    """
+    runs, output = Path(runs), Console(highlight=False)
+    runs.mkdir(parents=True, exist_ok=True)
+    output.print(QUESTION)
+    summaries: dict[str, dict[str, Any]] = {}
+    folders = []
+    for number, (kind, title) in enumerate(DEMO_KINDS.items(), 1):
+        recipe = recipes.override(recipes.get(f"demo-{kind}"), changes or {})
+        folder = own_folder(runs, recipe)
+        output.print(Text.assemble((f"{number}/{len(DEMO_KINDS)}  {title}", "bold"), (f"  {folder}", "dim")))
+        summaries[title] = train(recipe, folder)
+        folders.append(folder)
+        output.print()
+    output.print(side_by_side(summaries))
+    accuracies = {title: summary["top1"] for title, summary in summaries.items()}
+    output.print(f"\n{fill(conclusion(accuracies), min(output.width, 80))}\n", markup=False)
+
+    augmented = folders[-1]
+    curves.draw(folders, runs / CURVES)
+    draw_attention(augmented, runs / ATTENTION)
+    images, names = examples(FOR_THE_PAGE)
+    write_page(augmented, images, runs / PAGE, names=names)
+    output.print(Text(next_steps(runs)), soft_wrap=True)
     return accuracies
 
 
-def draw(number: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Images [number, 3, SIZE, SIZE] with a square on either side, and whether the two have the same colour."""
-    images = 0.1 * torch.randn(number, 3, SIZE, SIZE, generator=generator)
-    same = torch.randint(2, (number,), generator=generator)
-    left = torch.randint(len(COLOURS), (number,), generator=generator)
-    another = (left + torch.randint(1, len(COLOURS), (number,), generator=generator)) % len(COLOURS)
-    pixel = torch.arange(SIZE)
-    for (first, last), colour in ((LEFT, left), (RIGHT, torch.where(same == 1, left, another))):
-        x = torch.randint(first, last + 1, (number, 1), generator=generator)
-        y = torch.randint(SIZE - SQUARE + 1, (number, 1), generator=generator)
-        columns, rows = ((pixel >= start) & (pixel < start + SQUARE) for start in (x, y))
-        images += COLOURS[colour][:, :, None, None] * (rows[:, None, :, None] & columns[:, None, None, :])
-    return images, same
+def own_folder(runs: Path, recipe: Recipe) -> Path:
+    """runs/NAME, emptied of an earlier demo; anything else that is there stays, and the folder gets a number."""
+    folder, number = runs / recipe.name, 1
+    while folder.exists():
+        if run_folder.is_run(folder) and recipes.load(folder / run_folder.RECIPE).name == recipe.name:
+            shutil.rmtree(folder)
+            break
+        number += 1
+        folder = runs / f"{recipe.name}-{number}"
+    return folder
 
 
-def small_network(width: int = 32) -> nn.Sequential:
-    """Three 3x3 convolutions, the first with stride 2 (windows of 3, 7, 11 pixels), pooling, a linear classifier."""
+def side_by_side(summaries: dict[str, dict[str, Any]]) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
+    table.add_column("network", no_wrap=True)
+    for column in ("parameters", "right", "seconds"):
+        table.add_column(column, justify="right", no_wrap=True)
+    best = max(summary["top1"] for summary in summaries.values())
+    for title, summary in summaries.items():
+        seconds = summary["seconds_per_epoch"] * summary["epochs"]
+        style = "bold green" if summary["top1"] == best else ""
+        right = Text(f"{summary['top1']:.1f} %", style)
+        table.add_row(title, f"{summary['parameters']:,}", right, f"{seconds:.0f}")
+    return table
 
-    def block(in_channels: int, stride: int) -> nn.Sequential:
-        conv = nn.Conv2d(in_channels, width, 3, stride, padding=1, bias=False)
-        return nn.Sequential(conv, nn.BatchNorm2d(width), nn.ReLU())
 
-    blocks = block(3, 2), block(width, 1), block(width, 1)
-    return nn.Sequential(*blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(width, 2))
+def conclusion(accuracies: dict[str, float]) -> str:
+    """What was shown, in two sentences, whatever came out."""
+    plain, se, aa = accuracies.values()
+    held = "stay below" if plain <= BOUND else "pass"
+    if aa - plain > 1:
+        attention = f"with attention beside them they are right in {aa:.1f} %, at the same size"
+    else:
+        attention = f"attention beside them changes that to {aa:.1f} % only, in this short run"
+    away = (
+        "within a point of that"
+        if abs(aa - se) <= 1
+        else f"{abs(aa - se):.1f} points {'below' if se < aa else 'above'}"
+    )
+    return (
+        f"Convolutions alone {held} the {BOUND:.0f} % that their windows allow ({plain:.1f} %); {attention}. "
+        f"SE, which hands every channel the average over the image, ends {away}, and deeper convolutions, with windows "
+        "as wide as the image, could learn the task as well."
+    )
 
 
-def train(network: nn.Module, steps: int, seed: int, say: Callable[[str], None]) -> None:
-    """`steps` batches of images drawn from the seed, none of them twice."""
-    generator = torch.Generator().manual_seed(seed)
-    optimizer = torch.optim.AdamW(network.parameters(), lr=0.01)
-    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.01, steps, pct_start=0.2)
-    network.train()
-    for step in range(1, steps + 1):
-        images, same = draw(BATCH, generator)
-        loss = F.cross_entropy(network(images), same)
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-        schedule.step()
-        if step % 10 == 0:
-            say(f"step {step} of {steps}, loss {loss.item():.3f}")
+def next_steps(runs: Path) -> str:
+    return f"""\
+Look at    {runs / CURVES}, {runs / ATTENTION} (where the heads look),
+           {runs / PAGE} (open it in a browser and click)
+Try next   aaconv train demo-aa --model.position none   the same without positions
+           aaconv report {runs}/demo-*                   a page about the three runs
+           aaconv recipes                               the paper's experiments"""
+
+
+def examples(number: int) -> tuple[list[Tensor], list[str]]:
+    """Test images [3, height, width] that no network was trained on, and what they show."""
+    dataset = open_dataset("shapes", split="test", number=number)
+    return [dataset[index][0] for index in range(number)], [dataset.classes[label] for label in dataset.labels]
+
+
+def draw_attention(run: str | Path, path: str | Path) -> Path:
+    """Where each head of the last attention looks from a pixel of the left object, in one image of either class."""
+    loaded = run_folder.load_model(run)
+    layer = [module for module in loaded.model.modules() if isinstance(module, AAConv2d)][-1]
+    dataset = open_dataset("shapes", split="test", number=200)
+    chosen = [int((dataset.labels == label).nonzero()[0]) for label in (1, 0)]
+    normalize = Normalize(loaded.mean, loaded.std)
+    heads = layer.num_heads
+    with rc_context(STYLE | {"axes.grid": False}):
+        figure = Figure(figsize=(1.75 * (heads + 1) + 0.2, 2.02 * len(chosen) + 0.95), layout="constrained")
+        figure.suptitle("From the ring, where do the heads look?", x=0.01, ha="left", fontsize=13, color=INK)
+        panels = figure.subplots(len(chosen), heads + 1)
+        for row, index in zip(panels, chosen, strict=True):
+            maps, guess = attention_from(
+                loaded.model, layer, normalize(dataset[index][0][None]), _centre(dataset, index)
+            )
+            _show_image(row[0], dataset, index, guess)
+            for head, axes in enumerate(row[1:]):
+                _show_head(axes, dataset, index, maps[head], f"head {head + 1}")
+        with replacing(path) as draft:
+            figure.savefig(draft, dpi=160, facecolor="white")
+    return Path(path)
 
 
 @torch.no_grad()
-def accuracy(network: nn.Module) -> float:
-    """The part of HELD_OUT new images that the network gets right."""
-    images, same = draw(HELD_OUT, torch.Generator().manual_seed(10**6))
-    network.eval()
-    guesses = torch.cat([network(part).argmax(1) for part in images.split(250)])
-    return (guesses == same).double().mean().item()
+def attention_from(
+    model: torch.nn.Module, layer: AAConv2d, image: Tensor, point: tuple[float, float]
+) -> tuple[Tensor, int]:
+    """The weights [heads, height, width] of the pixel of the map that `point` (x, y of the image) lies in, and the
+    class that the network says."""
+    kept: list[Tensor] = []
+    hook = layer.register_forward_pre_hook(lambda _, inputs: kept.append(inputs[0]))
+    guess = int(model(image).argmax())
+    hook.remove()
+    maps = layer.attention_maps(kept[0])[0]
+    height, width = layer.attention_size(*kept[0].shape[-2:])
+    x, y = (
+        int(place * cells / length)
+        for place, cells, length in zip(point, (width, height), image.shape[:1:-1], strict=True)
+    )
+    return maps[:, y * width + x].unflatten(-1, (height, width)), guess
 
 
-def conclusion(without: float, with_attention: float) -> str:
-    """What came out, in two sentences, and what to try next."""
-    gain = 100 * (with_attention - without)
-    return f"""
-Attention beside the 3x3 convolutions changes the accuracy by {gain:+.0f} points at about the same number of parameters.
-A deeper stack of convolutions, or a larger head after the pooling, could learn the task as well; here one layer sees
-the whole image.
-
-Next:
-  aaconv models 'aa_*'           the paper's networks, with parameters and FLOPs
-  aaconv cost aa_resnet50        what attention costs, layer by layer
-  aaconv bench layer             time and memory on this machine
-  python -c "import aaconv; help(aaconv.augment)"   your own network"""
+def _centre(dataset: ArrayDataset, index: int, which: int = 0) -> tuple[float, float]:
+    x0, y0, x1, y1 = dataset.boxes[index, which].tolist()
+    return (x0 + x1) / 2, (y0 + y1) / 2
 
 
-def count(network: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in network.parameters())
+def _show_image(axes: Any, dataset: ArrayDataset, index: int, guess: int) -> None:
+    axes.imshow(dataset.images[index].numpy())
+    label = int(dataset.labels[index])
+    axes.set_title(dataset.classes[label], fontsize=10.5, color=INK)
+    verdict = "the network agrees" if guess == label else f'the network says "{dataset.classes[guess]}"'
+    axes.set_xlabel(verdict, fontsize=9, color=GREY)
+    _ring(axes, dataset, index)
 
 
-class Line:
-    """Progress of one thing: a line rewritten in place on a terminal, elsewhere a line a few seconds."""
+def _show_head(axes: Any, dataset: ArrayDataset, index: int, weights: Tensor, title: str) -> None:
+    """One map over the image in grey, and how much of it lies on the other object."""
+    size = dataset.images.shape[1]
+    axes.imshow(dataset.images[index].float().mean(-1).numpy(), cmap="gray", vmin=0, vmax=255)
+    whole = (-0.5, size - 0.5, size - 0.5, -0.5)
+    axes.imshow(weights.numpy(), cmap="inferno", alpha=0.72, extent=whole, interpolation="bilinear", vmin=0)
+    axes.set_title(title, fontsize=10.5, color=INK)
+    axes.set_xlabel(f"{100 * share(weights, dataset.boxes[index, 1], size):.0f} % on the other", fontsize=9, color=GREY)
+    x0, y0, x1, y1 = dataset.boxes[index, 1].tolist()
+    axes.add_patch(Rectangle((x0 - 1, y0 - 1), x1 - x0 + 1, y1 - y0 + 1, fill=False, edgecolor="white", linewidth=0.9))
+    _ring(axes, dataset, index)
 
-    def __init__(self, name: str, every: float = 5.0) -> None:
-        self.name, self.every, self.live = name, every, sys.stdout.isatty()
-        self.start = self.told = time.perf_counter()
 
-    def __enter__(self) -> "Line":
-        return self
+def share(weights: Tensor, box: Tensor, size: int) -> float:
+    """The part of the weights [height, width] that lies on cells which the box x0, y0, x1, y1 touches."""
+    cell_height, cell_width = size / weights.shape[0], size / weights.shape[1]
+    x0, y0, x1, y1 = box.tolist()
+    rows = slice(int(y0 // cell_height), -int(-y1 // cell_height))
+    columns = slice(int(x0 // cell_width), -int(-x1 // cell_width))
+    return float(weights[rows, columns].sum() / weights.sum())
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self.live and kind is not None:
-            print()
 
-    def __call__(self, text: str, *, last: bool = False) -> None:
-        now = time.perf_counter()
-        if not (self.live or last or now - self.told >= self.every):
-            return
-        self.told = now
-        start, end = ("\r\033[K", "\n" if last else "") if self.live else ("", "\n")
-        print(f"{start}{self.name} {now - self.start:5.1f} s  {text}", end=end, flush=True)
+def _ring(axes: Any, dataset: ArrayDataset, index: int) -> None:
+    x, y = _centre(dataset, index)
+    axes.add_patch(
+        Circle(
+            (x - 0.5, y - 0.5),
+            max(shapes.sides(dataset.images.shape[1])) / 2 + 0.6,
+            fill=False,
+            edgecolor="white",
+            linewidth=1.6,
+        )
+    )
+    axes.set_xticks([])
+    axes.set_yticks([])
+    for spine in axes.spines.values():
+        spine.set_visible(False)
