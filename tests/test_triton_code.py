@@ -9,7 +9,7 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from aaconv.attention import triton_backend  # noqa: E402
 
-POINTERS = {"lse": "*fp32", "delta": "*fp32", "grad_scratch": "*fp32", "grad_tables": "*fp32"}
+POINTERS = {"lse": "*fp32", "grad_tables": "*fp32"}
 
 
 def ptx(name, shape, dtype):
@@ -20,9 +20,9 @@ def ptx(name, shape, dtype):
     qkv = torch.empty(batch, height, width, heads * (2 * depth + value_depth), dtype=dtype, device="meta")
     tables = torch.empty(2 * (height + width) - 2, depth, dtype=dtype, device="meta")
     problem = triton_backend._Problem(qkv, tables, heads, heads * depth)
-    constants = problem.launch_constants(name)
-    options = {option: constants.pop(option) for option in ("num_warps", "num_stages", "enable_fp_fusion")}
     kernel = getattr(triton_kernels, name)
+    constants = problem.launch_constants(name, kernel.arg_names)
+    options = {option: constants.pop(option) for option in ("num_warps", "num_stages", "enable_fp_fusion")}
     element = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}[dtype]
     signature = {
         argument: "constexpr" if argument in constants else POINTERS.get(argument, element)
@@ -33,7 +33,7 @@ def ptx(name, shape, dtype):
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
 
 
-KERNELS = ["relative_logits", "attend_forward", "attend_backward_queries", "relative_backward", "attend_backward_keys"]
+KERNELS = list(triton_backend.TILES)
 SHAPES = [(2, 14, 14, 8, 20, 3), (2, 32, 32, 8, 20, 2)]
 
 
@@ -57,6 +57,7 @@ def test_tiles_have_few_warps_and_fit_their_rows(shape, dtype):
     tables = torch.empty(2 * (height + width) - 2, depth, dtype=dtype, device="meta")
     problem = triton_backend._Problem(qkv, tables, heads, heads * depth)
     for kernel in KERNELS:
-        constants = problem.launch_constants(kernel)
-        assert constants["num_warps"] <= 2
-        assert constants.get("KEY_ROWS", 1) <= 16
+        tile, sizes = problem.tile(kernel), problem.constants
+        assert tile.warps <= 2
+        if kernel.startswith("attend"):
+            assert sizes["GROUP"] % (tile.keys // sizes["KEY_COLS"]) == 0

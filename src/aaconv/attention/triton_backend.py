@@ -9,7 +9,7 @@ torch.get_float32_matmul_precision() is "highest" (torch's default), else in TF3
 import importlib.util
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -241,13 +241,20 @@ class _Problem:
     def launch(self, name: str, programs: int, *arguments: Any) -> None:
         from . import triton_kernels
 
-        kernel, tile = getattr(triton_kernels, name), self.tile(name)
-        chosen = {"BLOCK_M": tile.queries, "SLOTS": tile.keys, "KEY_ROWS": tile.keys // self.constants["KEY_COLS"]}
-        constants = self.constants | chosen
-        constants = {name: constants[name] for name in kernel.arg_names if name in constants}
+        kernel = getattr(triton_kernels, name)
+        kernel[(programs,)](*arguments, **self.launch_constants(name, kernel.arg_names))
+
+    def launch_constants(self, name: str, known: Iterable[str]) -> dict[str, Any]:
+        """What a kernel is specialised by, of the names it knows, and triton's options."""
+        tile = self.tile(name)
+        constants = self.constants | {
+            "BLOCK_M": tile.queries,
+            "SLOTS": tile.keys,
+            "KEY_ROWS": tile.keys // self.constants["KEY_COLS"],
+        }
         # enable_fp_fusion: the scale and the largest logit enter an exponential in one instruction
         options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
-        kernel[(programs,)](*arguments, **constants, **options)
+        return {constant: constants[constant] for constant in known if constant in constants} | options
 
     def tile(self, kernel: str) -> "Tile":
         """How a kernel is cut; a tile of keys stays within a strip and within the rows that share a tail."""

@@ -425,12 +425,11 @@ def relative_backward(
         inside = pixel < H * W
         q_base = qkv + image * STRIDE_B + head * D
         q = load_pixels(q_base, (pixel // W) * STRIDE_H + (pixel % W) * STRIDE_W, inside, D, D_PAD)
+        exists = inside[:, None] & (places < H + W)
         pointers = grad_logits + pixel[:, None] * (STRIPS * H + W) + places
-        by_place = tl.load(
-            pointers + tl.where(places < H, 0, (STRIPS - 1) * H), mask=known & inside[:, None], other=0.0
-        )
+        by_place = tl.load(pointers + tl.where(places < H, 0, (STRIPS - 1) * H), mask=exists, other=0.0)
         for strip in tl.static_range(1, STRIPS):
-            rows = tl.load(pointers + strip * H, mask=(places < H) & inside[:, None], other=0.0)
+            rows = tl.load(pointers + strip * H, mask=exists & (places < H), other=0.0)
             by_place = (by_place.to(tl.float32) + rows.to(tl.float32)).to(q.dtype)
         # the skew undone: by row and column -> by relative offset
         place = offset[None, :] + tl.where(of_row, iy - (H - 1), ix - (H + W - 2))
