@@ -1,13 +1,16 @@
 """Training on a GPU: no step waits for it, and every way to compute gives the same course."""
 
+import shutil
+
 import pytest
 import torch
-from training_runs import no_curves, tiny  # noqa: F401
+from training_runs import no_curves, outcome, tiny  # noqa: F401
 
+from aaconv import checkpoint
 from aaconv.distributed import World
 from aaconv.recipes import Model
 from aaconv.run_folder import read_metrics
-from aaconv.train import Trainer, train
+from aaconv.train import Trainer, resume, train
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
@@ -68,3 +71,14 @@ def test_a_loss_that_is_not_finite_is_found_by_the_device(tmp_path):
     trainer.sums.ask()
     torch.cuda.synchronize()
     assert trainer.sums.answer()[1] is False
+
+
+def test_deterministic_runs_and_resumed_ones_are_the_same_bytes(tmp_path):
+    recipe = tiny(precision="bf16", ema=0.8, checkpoint_every=3, deterministic=True)
+    for name in ("one", "two"):
+        train(recipe, tmp_path / name, device="cuda")
+    for path in checkpoint.paths(tmp_path / "two/checkpoints")[1:]:
+        shutil.rmtree(path)
+    (tmp_path / "two/summary.json").unlink()
+    resume(tmp_path / "two", device="cuda")
+    assert outcome(tmp_path / "one") == outcome(tmp_path / "two")

@@ -1,0 +1,206 @@
+"""Run folders: what is read from them again, by us and by timm, and what is refused."""
+
+import json
+import pickle
+import shutil
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from training_runs import no_curves, one_thread, tiny  # noqa: F401
+
+from aaconv import recipes
+from aaconv.models import create_model
+from aaconv.recipes import Model
+from aaconv.run_folder import is_run, load_model, overrides_of, read_metrics, read_speed, record_result, write_rows
+from aaconv.tables import cells
+from aaconv.train import train
+
+RECIPE = tiny(ema=0.5, model=Model("aa_wrn16_4", {"num_heads": 4}), epochs=1, batch=4, train_limit=8, eval_limit=4)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    train(RECIPE, folder, device="cpu")
+    return folder
+
+
+def logits(model, size=32):
+    with torch.no_grad():
+        return model(torch.linspace(-1, 1, 3 * size * size).reshape(1, 3, size, size))
+
+
+def test_a_run_is_loaded_with_all_it_takes_to_use_it(run):
+    loaded = load_model(run)
+    assert loaded.recipe == RECIPE
+    assert loaded.classes == ("different colours", "same colour")
+    assert (loaded.size, loaded.task, loaded.source) == (32, "classify", str(run))
+    assert loaded.mean == (0.3, 0.3, 0.3)
+    assert loaded.metrics["finished"] is True
+    assert not loaded.model.training
+    assert loaded.model.num_classes == 2
+
+
+def test_weights_are_chosen_by_name_and_the_average_comes_first(run):
+    found = {name: logits(load_model(run, weights=name).model) for name in (None, "ema", "last", "best")}
+    assert torch.equal(found[None], found["ema"])
+    assert torch.equal(found["best"], found["ema"])  # one epoch: its average is the best there is
+    assert not torch.equal(found["last"], found["ema"])
+    own = load_model(run, weights=run / "model.safetensors")
+    assert torch.equal(logits(own.model), found["last"])
+
+
+def test_timm_loads_the_folder_itself(run):
+    model = timm.create_model(f"local-dir:{run}", pretrained=True).eval()
+    assert torch.equal(logits(model), logits(load_model(run, weights="last").model))
+    assert model.pretrained_cfg["input_size"] == [3, 32, 32]
+    assert model.pretrained_cfg["label_names"] == ["different colours", "same colour"]
+
+
+def test_a_network_by_name():
+    loaded = load_model("aa_wrn16_4", options={"num_heads": 2}, num_classes=7)
+    assert (loaded.recipe, loaded.classes, loaded.metrics, loaded.size) == (None, None, None, 32)
+    assert logits(loaded.model).shape == (1, 7)
+
+
+def test_a_network_by_name_with_a_file_of_weights(run, tmp_path):
+    options = {"num_heads": 4}
+    loaded = load_model("aa_wrn16_4", options=options, num_classes=2, weights=run / "model.safetensors")
+    assert torch.equal(logits(loaded.model), logits(load_model(run, weights="last").model))
+    with pytest.raises(ValueError, match=r"does not fit the network: of .* it has \[.*\], the network"):
+        load_model("aa_wrn16_4", options=options, num_classes=3, weights=run / "model.safetensors")
+
+
+@pytest.mark.parametrize(
+    ("source", "options", "message"),
+    [
+        ("aa_wrn16_5", {}, "did you mean"),
+        ("runs/nothing", {}, "is no run folder"),
+        (Path("nothing"), {}, "is no run folder"),
+        ("aa_wrn16_4", {"options": {"hedas": 3}}, "hedas"),
+        ("aa_wrn16_4", {"weights": "best"}, "belong to a run folder"),
+        ("aa_wrn16_4", {"weights": "nothing.safetensors"}, "there is no file"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(source, options, message):
+    with pytest.raises((ValueError, OSError), match=message):
+        load_model(source, **options)
+
+
+def test_a_run_is_built_as_it_was_trained(run):
+    with pytest.raises(ValueError, match="leave out model options"):
+        load_model(run, num_classes=3)
+
+
+def test_weights_that_are_not_there_are_named(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    (copy / "model-ema.safetensors").unlink()
+    with pytest.raises(ValueError, match="has no weights 'ema'; it has last, best"):
+        load_model(copy, weights="ema")
+    assert torch.equal(logits(load_model(copy).model), logits(load_model(run, weights="last").model))
+    for path in copy.glob("*.safetensors"):
+        path.unlink()
+    with pytest.raises(ValueError, match="has none yet"):
+        load_model(copy)
+
+
+class Bomb:
+    def __init__(self, path):
+        self.path = path
+
+    def __reduce__(self):
+        return Path.write_text, (self.path, "the code ran")
+
+
+def test_a_run_with_code_in_its_weights_is_refused(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    for path in copy.glob("*.safetensors"):
+        path.write_bytes(pickle.dumps(Bomb(tmp_path / "bomb")))
+    with pytest.raises(ValueError, match="no safetensors file"):
+        load_model(copy)
+    assert not (tmp_path / "bomb").exists()
+
+
+@pytest.mark.parametrize("content", ["{", "[]", "{}", '{"pretrained_cfg": {}}'])
+def test_a_damaged_config_is_named(content, run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    (copy / "config.json").write_text(content)
+    with pytest.raises(ValueError, match=r"config\.json is not"):
+        load_model(copy)
+
+
+def test_numbers_in_tables_come_back_as_they_were(tmp_path):
+    rows = [{"epoch": 1, "loss": 0.1 + 0.2, "top1": None}, {"epoch": 2, "loss": 1e-300, "top1": float("inf")}]
+    write_rows(tmp_path / "metrics.csv", rows, ["epoch", "loss", "top1"])
+    assert read_metrics(tmp_path) == rows
+    assert (tmp_path / "metrics.csv").read_text().splitlines()[1] == "1,0.30000000000000004,"
+
+
+def test_a_run_is_told_from_other_folders(run, tmp_path):
+    assert is_run(run)
+    assert is_run(str(run))
+    assert not is_run(tmp_path)
+    assert not is_run(tmp_path / "nothing")
+    assert len(read_speed(run)) == 1
+
+
+def test_what_differs_from_the_catalogue_is_kept():
+    name = recipes.names()[0]
+    usual = recipes.get(name)
+    assert overrides_of(usual) == {}
+    assert overrides_of(recipes.override(usual, {"epochs": usual.epochs + 1})) == {"epochs": usual.epochs + 1}
+    assert overrides_of(tiny()) == {}
+
+
+# Results
+
+
+def finished_run(folder, recipe, top1):
+    """A folder with the record of a long run."""
+    folder.mkdir()
+    recipes.save(recipe, folder / "recipe.yaml")
+    summary = {"model": recipe.model.name, "options": recipe.model.options, "data": recipe.data, "seed": recipe.seed}
+    summary |= {"epochs": recipe.epochs, "top1": top1, "top5": 95.0, "finished": True}
+    (folder / "summary.json").write_text(json.dumps(summary))
+    write_rows(folder / "metrics.csv", [{"epoch": 1, "top1": top1}], ["epoch", "top1"])
+    return folder
+
+
+def test_a_result_appears_in_the_papers_table(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    recipe = tiny(model=Model("aa_wrn28_10"), data="cifar100", train_limit=None, eval_limit=None, seed=3, epochs=500)
+    path = record_result(finished_run(tmp_path / "run", recipe, 81.6))
+    assert path == Path("results/cifar100/aa_wrn28_10-seed3.json")
+    assert read_csv(path) == "epoch,top1\n1,81.6\n"
+    found = [cell for cell in cells([1]) if cell.column == "top-1" and cell.ours is not None]
+    assert [cell.exact for cell in found] == [81.6]
+    assert record_result(tmp_path / "run") == path  # again: the same
+    with pytest.raises(ValueError, match="is there already, of another run"):
+        record_result(finished_run(tmp_path / "other", recipe, 70.0))
+
+
+def read_csv(path):
+    return path.with_suffix(".csv").read_text()
+
+
+def test_results_on_part_of_the_images_are_kept_apart(run, tmp_path):
+    path = record_result(run, tmp_path / "results")
+    assert path == tmp_path / "results/shapes-part/aa_wrn16_4-num_heads_4-seed0.json"
+
+
+def test_only_finished_runs_have_results(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "copy")
+    (copy / "summary.json").unlink()
+    with pytest.raises(ValueError, match=r"is not finished; .*--resume"):
+        record_result(copy, tmp_path)
+    with pytest.raises(ValueError, match="is no run folder"):
+        record_result(tmp_path, tmp_path)
+
+
+def test_the_network_is_the_one_that_was_trained(run):
+    """Options reach it: four heads, and tables for images of 32 pixels."""
+    loaded = load_model(run).model.state_dict()
+    fresh = create_model("aa_wrn16_4", num_heads=4, num_classes=2, img_size=32).state_dict()
+    assert {name: value.shape for name, value in loaded.items()} == {name: value.shape for name, value in fresh.items()}
