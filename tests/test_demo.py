@@ -1,70 +1,111 @@
-"""The demo: its images hold what it says, and the command prints a result."""
+"""The demo: it trains through the real loop, tells what came out and no more, and leaves runs and pictures."""
 
 import io
+import sys
 
 import pytest
+import timm
 import torch
+from PIL import Image
+from tiny_runs import TINY
 
-from aaconv import demo
+from aaconv import demo, recipes, run_folder
+from aaconv.data import open_dataset
+from aaconv.layer import AAConv2d
 
-
-def _squares(images):
-    """Which pixels are brighter than the noise, and the colour of the square in each half."""
-    bright = images.amax(1) > 0.6
-    half = demo.SIZE // 2
-    weights = bright[:, None].float()
-    colours = [(images * weights)[..., side].sum((2, 3)) for side in (slice(None, half), slice(half, None))]
-    return bright, [(colour / demo.SQUARE**2).round() for colour in colours]
+KINDS = ("plain", "se", "aa")
 
 
-def test_label_says_whether_the_colours_are_the_same():
-    images, same = demo.draw(64, torch.Generator().manual_seed(0))
-    _, (left, right) = _squares(images)
-    assert torch.equal((left == right).all(1), same == 1)
-    assert 0 < same.sum() < 64
+@pytest.fixture(scope="module")
+def demonstrated(tmp_path_factory):
+    """The demo's folder, what it printed at 80 columns and what it returned."""
+    runs = tmp_path_factory.mktemp("demo") / "runs"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("COLUMNS", "80")
+        patch.setattr(sys, "stdout", io.StringIO())
+        accuracies = demo.run(runs, changes=TINY)
+        return runs, sys.stdout.getvalue(), accuracies
 
 
-def test_no_window_of_the_convolutions_holds_both_squares():
-    images, _ = demo.draw(256, torch.Generator().manual_seed(1))
-    columns = _squares(images)[0].any(1)
-    half = demo.SIZE // 2
-    last_left = max(column for column in range(half) if columns[:, column].any())
-    first_right = min(column for column in range(half, demo.SIZE) if columns[:, column].any())
-
-    x = torch.zeros(1, 3, 41, 41, requires_grad=True)
-    network = demo.small_network()[:3].eval()
-    network(x + torch.randn_like(x))[0, :, 10, 10].sum().backward()
-    window = int((x.grad != 0).any(0).any(0).any(0).sum())
-    assert window == 11
-    assert first_right - last_left + 1 > window
+def test_three_runs_stand_side_by_side(demonstrated):
+    runs, printed, accuracies = demonstrated
+    for kind, (title, accuracy) in zip(KINDS, accuracies.items(), strict=True):
+        summary = run_folder.read_summary(runs / f"demo-{kind}")
+        assert summary["top1"] == accuracy
+        (row,) = [line for line in printed.splitlines() if line.startswith(title)]
+        assert f"{accuracy:.1f} %" in row
+        assert f"{summary['parameters']:,}" in row
 
 
-def test_demo_trains_both_networks_and_prints_them_side_by_side(capsys):
-    accuracies = demo.run(steps=3)
-    printed = capsys.readouterr().out
-    assert list(accuracies) == ["convolutions", "convolutions + attention"]
-    for name, accuracy in accuracies.items():
-        assert 0.3 < accuracy < 0.8
-        assert name in printed
-        assert f"{accuracy:.1%}" in printed
-    assert "\r" not in printed  # plain lines where it is not a terminal
+def test_it_prints_plain_lines_of_80_columns(demonstrated):
+    runs, printed, _ = demonstrated
+    lines = printed.replace(str(runs), "runs").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "\x1b" not in printed
+    assert "\r" not in printed
 
 
-def test_progress_is_rewritten_in_place_on_a_terminal(monkeypatch):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
-
-    monkeypatch.setattr("sys.stdout", Terminal())
-    with demo.Line("name") as line:
-        line("half")
-        line("done", last=True)
-    text = demo.sys.stdout.getvalue()
-    assert text.count("\r") == 2
-    assert text.count("\n") == 1
+def test_it_leaves_pictures_a_page_and_runs_that_can_be_used(demonstrated):
+    runs, printed, _ = demonstrated
+    for name in (demo.CURVES, demo.ATTENTION):
+        with Image.open(runs / name) as picture:
+            assert min(picture.size) > 300
+        assert str(runs / name) in printed
+    assert "<html" in (runs / demo.PAGE).read_text()
+    model = timm.create_model(f"local-dir:{runs / 'demo-aa'}", pretrained=True)
+    assert any(isinstance(module, AAConv2d) for module in model.modules())
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_drawing_is_repeatable(seed):
-    first, second = (demo.draw(4, torch.Generator().manual_seed(seed))[0] for _ in range(2))
-    assert torch.equal(first, second)
+def test_a_second_demo_replaces_its_own_runs_only(tmp_path):
+    recipe = recipes.get("demo-aa")
+    assert demo.own_folder(tmp_path, recipe) == tmp_path / "demo-aa"
+    (tmp_path / "demo-aa").mkdir()
+    recipes.save(recipe, tmp_path / "demo-aa" / "recipe.yaml")
+    assert demo.own_folder(tmp_path, recipe) == tmp_path / "demo-aa"
+    assert not (tmp_path / "demo-aa").exists()
+    (tmp_path / "demo-aa").mkdir()
+    (tmp_path / "demo-aa" / "diary.txt").write_text("mine")
+    assert demo.own_folder(tmp_path, recipe) == tmp_path / "demo-aa-2"
+    assert (tmp_path / "demo-aa" / "diary.txt").exists()
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "told"),
+    [
+        ((51.0, 91.2, 100.0), ("stay below the 75 %", "right in 100.0 %", "8.8 points below")),
+        ((51.0, 99.8, 100.0), ("stay below", "within a point of that")),
+        ((80.0, 99.0, 90.0), ("pass the 75 %", "right in 90.0 %", "9.0 points above")),
+        ((51.0, 50.0, 50.5), ("changes that to 50.5 % only",)),
+    ],
+)
+def test_the_conclusion_follows_from_the_figures(accuracies, told):
+    text = demo.conclusion(dict(zip(KINDS, accuracies, strict=True)))
+    assert all(words in text for words in told)
+    assert text.count(". ") == 1  # two sentences
+
+
+def test_the_attention_is_that_of_the_pixel_asked_for():
+    torch.manual_seed(0)
+    model = timm.create_model("aa_small").eval()
+    layer, image = model.blocks[2].conv, torch.randn(1, 3, 32, 32)
+    maps, guess = demo.attention_from(model, layer, image, point=(29.0, 6.0))
+    with torch.no_grad():
+        before = model.blocks[:2](image)
+        expected = layer.attention_maps(before)[0, :, 1 * 8 + 7]
+        assert guess == int(model(image).argmax())
+    torch.testing.assert_close(maps.flatten(1), expected)
+    torch.testing.assert_close(maps.sum((1, 2)), torch.ones(4))
+
+
+def test_the_share_on_an_object_counts_its_cells():
+    weights = torch.arange(64.0).reshape(8, 8)
+    box = torch.tensor([26.0, 5.0, 31.0, 9.0])  # columns 6, 7 and rows 1, 2 of cells of 4 pixels
+    assert demo.share(weights, box, 32) == pytest.approx(float(weights[1:3, 6:8].sum() / weights.sum()))
+    assert demo.share(weights, torch.tensor([0.0, 0.0, 32.0, 32.0]), 32) == 1
+
+
+def test_examples_are_test_images():
+    images, names = demo.examples(3)
+    dataset = open_dataset("shapes", split="test", number=3)
+    assert [image.tolist() for image in images] == [dataset[index][0].tolist() for index in range(3)]
+    assert set(names) <= set(dataset.classes)

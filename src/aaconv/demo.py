@@ -34,7 +34,7 @@ from .train import train
 BOUND = 75.0
 """Percent that convolutions with such windows can get right at best."""
 RUNS = Path("runs")
-CURVES, ATTENTION, PAGE = "demo-curves.png", "demo-attention.png", "demo-attention.html"
+CURVES, ATTENTION, PAGE = "demo/curves.png", "demo/attention.png", "demo/attention.html"
 FOR_THE_PAGE = 4  # images
 
 QUESTION = f"""\
@@ -45,12 +45,13 @@ Three small networks with about as many parameters learn it, one by one.
 
 
 def run(runs: str | Path = RUNS, *, changes: dict[str, Any] | None = None) -> dict[str, float]:
-    """Train the three networks into runs/demo-*, print and draw what came out; returns the accuracies in percent.
+    """Train the three networks into runs/demo-*, print what came out and draw it into runs/demo; returns the
+    accuracies in percent.
 
     changes: fields of the recipes to override, as for a test that has no time.
     """
     runs, output = Path(runs), Console(highlight=False)
-    runs.mkdir(parents=True, exist_ok=True)
+    (runs / PAGE).parent.mkdir(parents=True, exist_ok=True)
     output.print(QUESTION)
     summaries: dict[str, dict[str, Any]] = {}
     folders = []
@@ -124,9 +125,9 @@ def next_steps(runs: Path) -> str:
     return f"""\
 Look at    {runs / CURVES}, {runs / ATTENTION} (where the heads look),
            {runs / PAGE} (open it in a browser and click)
-Try next   aaconv train demo-aa --model.position none   the same without positions
-           aaconv report {runs}/demo-*                   a page about the three runs
-           aaconv recipes                               the paper's experiments"""
+Try next   aaconv train demo-aa --model.position none (without positions),
+           aaconv report {runs}/demo-* (a page about the three runs),
+           aaconv recipes (the paper's experiments)"""
 
 
 def examples(number: int) -> tuple[list[Tensor], list[str]]:

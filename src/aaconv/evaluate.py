@@ -18,11 +18,12 @@ from .cost import console
 from .data import Dataset, make_loader, open_dataset
 from .data.preview import class_title
 from .distributed import World
+from .machine import cores, pick_device
 from .recipes.recipe import Recipe
 from .run_folder import Loaded, load_model
 from .tasks import create_task, open_data
 
-BATCH = 256
+BATCH, WORKERS = 256, 4
 TAKEN_FOR = 3  # wrong classes named beside a class
 
 
@@ -74,23 +75,14 @@ def evaluate(
         dataset = dataset.take(min(limit, len(dataset)))
     _check_classes(loaded, dataset)
     dataset = replace(dataset, mean=loaded.mean, std=loaded.std)
-    loader = make_loader(dataset, batch or BATCH, train=False, size=loaded.size, device=where)
+    loader = make_loader(
+        dataset, batch or BATCH, train=False, size=loaded.size, workers=min(WORKERS, cores()), device=where
+    )
     with precision(loaded.recipe, where):
         counts = count(loaded.model, loader.batches(), len(dataset.classes))
     names = [class_title(name) for name in loaded.classes or dataset.classes]
     number = int(counts.sums[0])
     return Evaluation(str(source), dataset.name, number, counts.metrics(), confusions(counts.confusion, names))
-
-
-def pick_device(name: str | None) -> torch.device:
-    """The device of that name, by default a GPU if there is one."""
-    try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-    except RuntimeError:
-        raise ValueError(f"there is no device {name!r}; choose cuda, cuda:1 or cpu") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("torch finds no CUDA device here; --device cpu runs on the processor")
-    return device
 
 
 def precision(recipe: Recipe | None, device: torch.device) -> AbstractContextManager:

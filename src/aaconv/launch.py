@@ -5,12 +5,11 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from . import recipes
 from .distributed import started_by_torchrun
+from .machine import cores, pick_device
 from .progress import TensorBoard, duration, following
-from .recipes.overrides import for_processor
+from .recipes.overrides import for_machine
 from .recipes.recipe import Recipe
 
 RUNS = Path("runs")
@@ -21,9 +20,8 @@ def choose(name: str | None, source: str | None, changes: dict[str, Any], device
     if (name is None) == (source is None):
         raise ValueError("name a recipe (`aaconv recipes` lists them), or a file with --from, or a run with --resume")
     recipe = recipes.get(name) if source is None else recipes.load(source)
-    on_processor = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")).type == "cpu"
-    if source is None and on_processor:
-        recipe = for_processor(recipe, changes)
+    if source is None:
+        recipe = for_machine(recipe, changes, gpu=pick_device(device).type == "cuda", cores=cores())
     return recipes.override(recipe, changes)
 
 

@@ -21,7 +21,8 @@ from .data import Normalize
 from .data.datasets import IMAGE_ENDINGS
 from .data.preview import class_title
 from .data.transforms import EVAL_CROP
-from .evaluate import pick_device, precision
+from .evaluate import precision
+from .machine import pick_device
 from .run_folder import Loaded, is_run, load_model, read_config
 
 BACKGROUND = (255, 255, 255)  # behind what is transparent

@@ -5,17 +5,13 @@ recipes.save(recipe, "recipe.yaml")     # and recipes.load takes it back
 recipes.override(recipe, {"epochs": 30, "model_options": {"num_heads": 4}})
 """
 
-from importlib.util import find_spec
-
 from .catalogue import get, names, paper_row, paper_value, register
+from .detection import DETECTION
 from .files import load, save
 from .overrides import override
 from .recipe import Evidence, Model, Recipe
 
-if find_spec(f"{__name__}.detection"):
-    from .detection import DETECTION
-
-    register(*DETECTION)
+register(*DETECTION)
 
 __all__ = [
     "Evidence",

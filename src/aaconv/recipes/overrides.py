@@ -121,10 +121,15 @@ def check_model(recipe: Recipe) -> None:
         raise ValueError(message if not options else f"{recipe.model.name}{options}: {message}") from None
 
 
-def for_processor(recipe: Recipe, given: Iterable[str]) -> Recipe:
-    """What a GPU does in bf16 and compiled, a processor does better in float32 and directly, unless told otherwise."""
-    slow = {"precision": "float32", "compile": "off"}
-    return replace(recipe, **{name: value for name, value in slow.items() if name not in given})
+def for_machine(recipe: Recipe, given: Iterable[str], *, gpu: bool, cores: int) -> Recipe:
+    """The recipe as this machine does it best, but for the fields that were given.
+
+    What a GPU does in bf16 and compiled, a processor does better in float32 and directly; and more workers than cores
+    only wait for each other.
+    """
+    better: dict[str, Any] = {} if gpu else {"precision": "float32", "compile": "off"}
+    better["workers"] = min(recipe.workers, cores)
+    return replace(recipe, **{name: value for name, value in better.items() if name not in given})
 
 
 def differences(recipe: Recipe, original: Recipe) -> dict[str, Any]:

@@ -1,0 +1,105 @@
+"""The curves of runs: the values of metrics.csv, the paper's line, labels that can be read."""
+
+import itertools
+
+import pytest
+from matplotlib import rc_context
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from matplotlib.text import Annotation
+from tiny_runs import write_course
+
+from aaconv import curves
+from aaconv.plots import BLUE, GREY, RED, STYLE
+
+KINDS = ("plain", "se", "aa")
+
+
+@pytest.fixture
+def table1(tmp_path):
+    """Three runs of table 1 that end close to each other."""
+    ends = {"plain": 78.0, "se": 78.2, "aa": 78.4}
+    return [
+        write_course(tmp_path / kind, f"cifar100-wrn28-10-{kind}", [20.0 + 2 * i for i in range(30)] + [ends[kind]])
+        for kind in KINDS
+    ]
+
+
+def drawn(runs):
+    with rc_context(STYLE):
+        figure = curves.figure(curves._read(runs))
+        FigureCanvasAgg(figure).draw()
+    return figure
+
+
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_every_format_is_written(ending, table1, tmp_path):
+    start = {"png": b"\x89PNG", "svg": b"<?xml", "pdf": b"%PDF"}
+    assert curves.draw(table1, tmp_path / f"c.{ending}").read_bytes().startswith(start[ending])
+
+
+def test_lines_are_the_metrics(table1):
+    loss, accuracy = drawn(table1[:1]).axes
+    assert loss.lines[1].get_xydata().tolist() == [[epoch, 4 / epoch] for epoch in range(1, 32)]
+    assert accuracy.lines[0].get_ydata().tolist() == [10.0 + epoch for epoch in range(1, 32)]
+    assert accuracy.lines[1].get_ydata().tolist()[-1] == 78.0
+
+
+def test_epochs_without_an_evaluation_are_left_out(tmp_path):
+    run = write_course(tmp_path / "run", "demo-aa", [None, 60.0, None, 80.0])
+    _, accuracy = drawn([run]).axes
+    assert accuracy.lines[1].get_xydata().tolist() == [[2, 60.0], [4, 80.0]]
+    assert accuracy.lines[0].get_xdata().tolist() == [1, 2, 3, 4]
+    nothing = write_course(tmp_path / "nothing", "demo-aa", [None, None])
+    assert len(drawn([nothing]).axes) == 1  # the training loss at least
+
+
+def test_the_papers_value_is_a_line_in_the_colour_of_the_run(table1):
+    _, accuracy = drawn(table1).axes
+    lines = {line.get_ydata()[0]: to_hex(line.get_color()) for line in accuracy.lines if len(line.get_xdata()) == 2}
+    assert lines == {80.3: GREY, 81.0: BLUE, 81.6: RED}
+    assert any(text.get_text() == "81.6 in the paper, AA-Wide-ResNet" for text in accuracy.texts)
+
+
+def test_no_paper_no_line(tmp_path):
+    _, accuracy = drawn([write_course(tmp_path / "run", "demo-aa", [50.0, 60.0, 70.0])]).axes
+    assert len(accuracy.lines) == 2
+    assert not any("paper" in text.get_text() for text in accuracy.texts)
+
+
+def test_labels_neither_overlap_nor_leave_the_picture(table1):
+    figure = drawn(table1)
+    labels = [child for child in figure.axes[1].get_children() if isinstance(child, Annotation) and child.get_text()]
+    assert len(labels) == 6
+    boxes = [label.get_window_extent() for label in labels]
+    for (one, box), (other, other_box) in itertools.combinations(zip(labels, boxes, strict=True), 2):
+        assert not box.overlaps(other_box), (one.get_text(), other.get_text())
+    for label, box in zip(labels, boxes, strict=True):
+        assert figure.bbox.x0 <= box.x0, label.get_text()
+        assert box.x1 <= figure.bbox.x1, label.get_text()
+        assert box.y1 <= figure.bbox.y1, label.get_text()
+
+
+def test_kinds_have_their_colours_and_a_second_one_another(table1, tmp_path):
+    again = write_course(tmp_path / "more" / "aa", "cifar100-wrn28-10-aa", [1.0, 2.0])
+    colours = [course.colour for course in curves._read([*table1, again])]
+    assert colours[:3] == [GREY, BLUE, RED]
+    assert colours[3] not in colours[:3]
+
+
+def test_runs_of_the_same_name_are_told_apart(table1, tmp_path):
+    again = write_course(tmp_path / "more" / "aa", "cifar100-wrn28-10-aa", [1.0, 2.0])
+    assert [course.label for course in curves._read([table1[2], again])] == ["aa", "more/aa"]
+    assert [course.label for course in curves._read([table1[0], table1[1]])] == ["plain", "se"]
+
+
+def test_what_cannot_be_drawn_is_named(tmp_path, table1):
+    with pytest.raises(ValueError, match=r"must end in \.png"):
+        curves.draw(table1, tmp_path / "c.gif")
+    with pytest.raises(ValueError, match="is no run folder"):
+        curves.draw([tmp_path], tmp_path / "c.png")
+    (table1[0] / "metrics.csv").unlink()
+    with pytest.raises(ValueError, match="no finished epoch"):
+        curves.draw(table1, tmp_path / "c.png")
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        curves.draw(table1[1:], tmp_path / "none" / "c.png")
