@@ -82,7 +82,7 @@ def render(runs: Sequence[Run], explorer: str | None = None) -> str:
         _section("Curves", _curves(runs)),
         _section("Cost", _table(["", *(run.name for run in runs)], _cost(runs)) + _branches(runs)),
         _section("Recipes", _recipes(runs)),
-        _section("Environment", _table(["", *(run.name for run in runs)], _environment(runs))),
+        _section("Environment", _table(["", *(run.name for run in runs)], _environment(runs), "words")),
     ]
     if explorer:
         link = f'<p><a href="{html.escape(explorer, quote=True)}">What it attends to: the explorer</a></p>'
@@ -100,14 +100,14 @@ def _section(title: str, body: str) -> str:
     return f"<section><h2>{html.escape(title)}</h2>\n{body}</section>"
 
 
-def _table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "numbers") -> str:
     """The first column names the rows; everything in it is text."""
     top = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in head)
     body = "".join(
         f'<tr><th scope="row">{html.escape(first)}</th>{"".join(f"<td>{html.escape(cell)}</td>" for cell in rest)}</tr>'
         for first, *rest in rows
     )
-    return f'<div class="scroll"><table><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+    return f'<div class="scroll"><table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
 def _results(runs: Sequence[Run]) -> list[list[str]]:
@@ -173,9 +173,11 @@ def _curves(runs: Sequence[Run]) -> str:
 def _recipes(runs: Sequence[Run]) -> str:
     """The fields in which the recipes differ from a recipe's defaults, side by side; each one whole below."""
     fields = [asdict(run.loaded.recipe) for run in runs]
+    for one in fields:
+        one["model"] = ", ".join([one["model"]["name"], *filter(None, [_plain(one["model"]["options"], "")])])
     usual = {name: field.default for name, field in type(runs[0].loaded.recipe).__dataclass_fields__.items()}
     told = [name for name in fields[0] if any(one[name] != usual[name] for one in fields) and name != "evidence"]
-    rows = [[name, *(_plain(one[name]) for one in fields)] for name in told]
+    rows = [[name, *(_plain(one[name]) for one in fields)] for name in told if name not in ("name", "summary")]
     whole = "".join(
         f"<details><summary>All of {html.escape(run.name)}</summary>"
         f"<pre>{html.escape((run.path / RECIPE).read_text(encoding='utf-8'))}</pre></details>"
@@ -184,7 +186,7 @@ def _recipes(runs: Sequence[Run]) -> str:
     evidence = [_evidence(run) for run in runs]
     if any(text != DASH for text in evidence):
         rows.append(["stands behind", *evidence])
-    return _table(["", *(run.name for run in runs)], rows) + whole
+    return _table(["", *(run.name for run in runs)], rows, "words") + whole
 
 
 def _evidence(run: Run) -> str:
@@ -197,12 +199,12 @@ def _environment(runs: Sequence[Run]) -> list[list[str]]:
     return [[name, *(_plain(run.environment.get(name)) for run in runs)] for name in names]
 
 
-def _plain(value: Any) -> str:
+def _plain(value: Any, nothing: str = DASH) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{key}={_plain(part)}" for key, part in value.items()) or DASH
+        return ", ".join(f"{key}={_plain(part)}" for key, part in value.items()) or nothing
     if isinstance(value, list | tuple):
-        return ", ".join(map(_plain, value)) or DASH
-    return DASH if value is None else str(value)
+        return ", ".join(map(_plain, value)) or nothing
+    return nothing if value is None else str(value)
 
 
 def _number(value: float | None, form: str) -> str:

@@ -10,10 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import pil_to_tensor
+
+from ..predict import read_image
 
 
 def load_image(source: Any) -> Tensor:
@@ -40,8 +42,7 @@ def _from_file(path: Path) -> Tensor:
     if not path.is_file():
         raise FileNotFoundError(f"there is no image {path}")
     try:
-        with Image.open(path) as image:
-            return pil_to_tensor(ImageOps.exif_transpose(image).convert("RGB"))
+        return read_image(path)
     except UnidentifiedImageError:
         raise ValueError(f"{path} is no image, or of an unknown format") from None
     except MemoryError:

@@ -9,8 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ..data.transforms import EVAL_CROP
 from ..layer import AAConv2d
-from ..run_folder import Loaded, load_model
+from ..run_folder import Loaded, load_model, read_config
 from .capture import Layer, Packed, attention_layers, capture
 from .images import fit, load_image, normalise
 
@@ -63,7 +64,7 @@ def study(
     title = Path(loaded.source).name if loaded.recipe is not None else str(loaded.source)
     chosen = attention_layers(loaded.model, _model_name(loaded), layers)
     size = size or loaded.size
-    crop = (getattr(loaded.model, "pretrained_cfg", None) or {}).get("crop_pct") or 0.875
+    crop = _crop(loaded)
     pictures, facts = [], []
     for index, (image, original) in enumerate(zip(images, pixels, strict=True)):
         shown = fit(original, size, crop)
@@ -80,6 +81,15 @@ def _run(loaded: Loaded, image: Tensor, chosen: dict[str, AAConv2d]) -> tuple[An
     except RuntimeError as error:
         sides = " x ".join(map(str, image.shape[-2:]))
         raise ValueError(f"{_model_name(loaded)} does not run on images of {sides} pixels: {error}") from None
+
+
+def _crop(loaded: Loaded) -> float:
+    """The part of the shorter side that the network was evaluated on."""
+    if loaded.recipe is not None:
+        known = read_config(loaded.source)["pretrained_cfg"]
+    else:
+        known = getattr(loaded.model, "pretrained_cfg", None) or {}
+    return known.get("crop_pct") or EVAL_CROP
 
 
 def _model_name(loaded: Loaded) -> str:
