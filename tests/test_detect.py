@@ -147,6 +147,19 @@ def test_mean_average_precision_is_that_of_pycocotools(coco, coco_folder, tmp_pa
     assert list(ours.values()) == pytest.approx(expected, abs=1e-4)
 
 
+@SCORERS
+def test_one_process_computes_mean_average_precision_for_all(coco, monkeypatch):
+    from torchmetrics import metric
+    from torchmetrics.detection import MeanAveragePrecision
+
+    def wait_for_the_others(*_, **__):
+        raise AssertionError("nobody else would answer")
+
+    monkeypatch.setattr(metric, "jit_distributed_available", lambda: True)
+    monkeypatch.setattr(MeanAveragePrecision, "_sync_dist", wait_for_the_others)
+    assert mean_average_precision(coco, perfect(coco))["mAP"] == pytest.approx(100)
+
+
 def test_results_are_in_cocos_format_and_pixels_of_the_file(coco):
     one = Detections(torch.tensor([[1.0, 2.0, 11.004, 22.0]]), torch.tensor([0.123456]), torch.tensor([2]))
     expected = {"image_id": 101, "category_id": 90, "bbox": [1.0, 2.0, 10.0, 20.0], "score": 0.12346}

@@ -194,7 +194,7 @@ def test_the_loss_is_the_sum_over_single_images():
     labels[1, 2:] = -1
     labels[2] = -1
     logits, codes = torch.randn(3, len(anchors), 5), torch.randn(3, len(anchors), 4)
-    class_loss, box_loss = DetectionLoss(gamma=2.0)(logits, codes, anchors, boxes, labels)
+    class_loss, box_loss = DetectionLoss(box_weight=1.0)(logits, codes, anchors, boxes, labels)
 
     classes, regression, number = 0.0, 0.0, 0
     for image in range(2):

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -109,8 +109,7 @@ class Detect(Task):
                 _logger.warning("no mAP here, only the loss is measured: %s", HOW_TO_SCORE)
             self._told = True
             return values | dict.fromkeys(METRICS)
-        scores = mean_average_precision(self._judged, found.results, found.seen) if self._world.first else None
-        return values | self._world.share(scores)
+        return values | self._world.first_does(lambda: mean_average_precision(self._judged, found.results, found.seen))
 
 
 def open_data(recipe: Recipe) -> tuple[DetectionDataset, DetectionDataset]:
@@ -251,7 +250,7 @@ def evaluate_run(
     Where neither torchmetrics nor a scorer is installed the mAP values are None, and the saved file can be scored
     elsewhere. Scores of a run's own test images fill what its summary.json and the last row of its metrics.csv lack.
     """
-    from dataclasses import replace
+    from .evaluate import precision
 
     if loaded.task != "detect" or loaded.recipe is None:
         raise ValueError(f"{loaded.source} is no run of a detector")
@@ -265,7 +264,8 @@ def evaluate_run(
     else:
         world = World(next(loaded.model.parameters()).device)
         loader = evaluation_loader(recipe, dataset, batch, world, loaded.size)
-        found = find(loaded.model, loader.batches(), loader.dataset, DetectionLoss(), world)
+        with precision(recipe, world.device):
+            found = find(loaded.model, loader.batches(), loader.dataset, DetectionLoss(), world)
         values = found.losses | dict.fromkeys(METRICS)
         if scorer() is not None:
             values |= mean_average_precision(loader.dataset, found.results, found.seen)

@@ -92,7 +92,8 @@ def mean_average_precision(
     for result in results:
         by_image[result["image_id"]].append(result)
     label_of = {number: label for label, number in enumerate(dataset.category_ids)}
-    metric = MeanAveragePrecision(box_format="xywh", backend=backend)
+    # One process has the results of all: it must not wait for the others to compute theirs.
+    metric = MeanAveragePrecision(box_format="xywh", backend=backend, sync_on_compute=False)
     metric.warn_on_many_detections = False
     for index in range(len(dataset)) if indices is None else indices:
         place = dataset.place(index)

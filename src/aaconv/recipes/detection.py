@@ -2,7 +2,7 @@
 
 The paper trains from scratch for 150 epochs and refers to the focal loss and DropBlock papers for the rest: SGD with
 momentum 0.9, batches of 64, a rate of 0.08 that falls to a tenth after 120 and 140 epochs, weight decay 1e-4, images of
-640 pixels with a scale jitter of 0.8 to 1.2 and flips.
+640 pixels with a scale jitter of 0.8 to 1.2 and flips. Warm-up and clipping of gradients are ours.
 """
 
 import re
@@ -52,6 +52,7 @@ def _small(kind: str) -> Recipe:
         batch=32,
         warmup=0.05,
         eval_every=5,
+        checkpoint_every=1560,  # ten epochs
         workers=16,
         keep=1,
         **SGD,
