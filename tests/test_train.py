@@ -198,9 +198,17 @@ def test_sums_go_there_and_back():
     sums, other = RunningSums(("top1",), CPU.device), RunningSums(("top1",), CPU.device)
     for loss in (0.1, 0.2, 0.3):
         sums.add(torch.tensor(loss), {"top1": torch.tensor(30.0)})
-    other.load(sums.state())
+    other.load([sums.state()], CPU)
     assert other.means() == sums.means() == pytest.approx([0.2, 30.0])
     assert other.first_bad() is None
+
+
+def test_each_process_gets_its_own_sums_back():
+    states = [{"parts": 2, "sums": [2.0, loss]} for loss in (1.0, 3.0)]
+    for world, mean in ((World(CPU.device, 0, 2), 0.5), (World(CPU.device, 1, 2), 1.5), (CPU, 1.0)):
+        sums = RunningSums((), CPU.device)
+        sums.load(states, world)
+        assert sums.means() == [mean]
 
 
 @pytest.mark.parametrize("model", ["test_resnet", "test_vit"])

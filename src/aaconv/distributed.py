@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from timm.layers import convert_sync_batchnorm
 from torch import Tensor, nn
+from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
 PATIENCE = timedelta(minutes=30)
@@ -155,15 +156,28 @@ def joined(device: str | None = None) -> Iterator[World]:
         where = torch.device("cuda", local)
         torch.cuda.set_device(where)
     with talking():
-        dist.init_process_group("nccl" if kind == "cuda" else "gloo", timeout=PATIENCE)
+        store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
+        backend = "nccl" if kind == "cuda" else "gloo"
+        dist.init_process_group(backend, store=_of_this_attempt(store), rank=rank, world_size=size, timeout=PATIENCE)
+        control = dist.new_group(backend="gloo", timeout=PATIENCE)
     try:
-        rank, size = dist.get_rank(), dist.get_world_size()
-        yield World(where, rank, size, dist.new_group(backend="gloo", timeout=PATIENCE))
+        yield World(where, rank, size, control)
     except SystemExit:
         dist.destroy_process_group()
         raise
     # Not after an error: it would wait for processes that may not answer any more.
     dist.destroy_process_group()
+
+
+def _of_this_attempt(store: dist.Store) -> dist.Store:
+    """Restarted processes must not find the addresses of those before them.
+
+    torchrun keeps one store for all attempts where it was given a port (--master-port, or none at all). Machines may
+    count differently, but with several of them --rdzv-backend c10d is what restarts, and that has a store an attempt.
+    """
+    if os.environ.get("LOCAL_WORLD_SIZE") != os.environ["WORLD_SIZE"]:
+        return store
+    return dist.PrefixStore(f"attempt-{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
 
 
 @contextmanager

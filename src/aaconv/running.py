@@ -1,11 +1,12 @@
 """Sums over the steps of an epoch, kept on the device: nobody waits for a GPU to know how training goes."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from .distributed import total
+from .distributed import World, total
 
 
 class RunningSums:
@@ -54,9 +55,11 @@ class RunningSums:
         self._copy = None
         return [value / max(1, parts) for value in sums], finite == parts, parts
 
-    def state(self) -> dict:
+    def state(self) -> dict[str, Any]:
         return {"parts": self.parts, "sums": self._sums.tolist()}
 
-    def load(self, state: dict) -> None:
-        self.parts = state["parts"]
-        self._sums.copy_(torch.tensor(state["sums"], dtype=torch.float64))
+    def load(self, states: list[dict[str, Any]], world: World) -> None:
+        """Take back what each process had; where there were more or fewer of them, all get the mean."""
+        sums = torch.tensor([state["sums"] for state in states], dtype=torch.float64)
+        self.parts = states[0]["parts"]
+        self._sums.copy_(sums[world.rank] if len(states) == world.size else sums.mean(0))

@@ -249,12 +249,13 @@ class Trainer:
     def _save(self) -> Path:
         """A checkpoint of this position, unless the loss was not finite on the way to it."""
         self._check_finite()
-        random = self.world.gather(self.learner.random_state())
-        return self.world.first_does(lambda: self._write_checkpoint(random))
+        random, sums = self.world.gather(self.learner.random_state()), self.world.gather(self.sums.state())
+        return self.world.first_does(lambda: self._write_checkpoint(random, sums))
 
-    def _write_checkpoint(self, random: list[Tensors]) -> Path:
+    def _write_checkpoint(self, random: list[Tensors], sums: list[dict[str, Any]]) -> Path:
+        """The state of the first process, and of each what is its own: random numbers and sums."""
         tensors, rest = self.learner.state(random)
-        position = {"epoch": self.epoch, "step": self.step, "running": self.sums.state(), "seconds": self._elapsed()}
+        position = {"epoch": self.epoch, "step": self.step, "sums": sums, "seconds": self._elapsed()}
         tables = {"rows": self.rows, "speed": self.speed, "best": self.best}
         return self.writer.checkpoint(self.steps, position | tables | rest, tensors)
 
@@ -274,7 +275,7 @@ class Trainer:
         state = found.state
         try:
             self.learner.load(found.tensors, state)
-            self.sums.load(state["running"])
+            self.sums.load(state["sums"], self.world)
             self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
             self.rows, self.speed, self.best = state["rows"], state["speed"], state["best"]
         except (KeyError, RuntimeError) as error:
