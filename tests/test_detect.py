@@ -16,7 +16,7 @@ from aaconv import cli, recipes
 from aaconv import detect as detection_task
 from aaconv.data.coco import open_detection
 from aaconv.data.detection_loader import make_detection_loader
-from aaconv.detect import Detect, evaluate_run, find
+from aaconv.detect import Detect, evaluate_run, find, score_run
 from aaconv.detection import DetectionLoss, Detections
 from aaconv.detection import results as scoring
 from aaconv.detection.draw import draw, sheet
@@ -229,14 +229,20 @@ def test_detections_are_saved_here_and_scored_there(run, monkeypatch, caplog):
     assert values["mAP"] is None
     assert values["images"] == 10
     assert values["loss"] == pytest.approx(read_metrics(run)[0]["loss"], rel=1e-4)
-    saved = evaluate_run(loaded, detections=run / "detections.json")
+    (run / "model.safetensors").rename(run / "away")  # weights are large: they may stay where they are
+    saved = score_run(run)
+    (run / "away").rename(run / "model.safetensors")
     assert 0 <= saved["mAP"] <= saved["mAP50"]
     assert read_summary(run)["mAP"] == saved["mAP"]
     assert read_metrics(run)[-1]["mAP50"] == pytest.approx(saved["mAP50"])
-    direct = evaluate_run(loaded, batch=3)
+    direct = evaluate_run(loaded, batch=3, save=run / "again.json")
     assert direct["mAP"] == pytest.approx(saved["mAP"], abs=0.2)  # the file is rounded
+    assert score_run(run, run / "again.json")["mAP"] == pytest.approx(direct["mAP"], abs=0.2)
     assert evaluate_run(loaded, limit=4)["images"] == 4
-    assert read_summary(run)["mAP"] == saved["mAP"]
+    with pytest.raises(FileNotFoundError, match=r"nothing\.json of detections; `aaconv eval"):
+        score_run(run, run / "nothing.json")
+    with pytest.raises(ValueError, match="is no run folder"):
+        score_run(run.parent)
 
 
 def test_evaluate_refuses_other_classes_and_other_tasks(run):

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import recipes
 from .data.coco import DetectionDataset, open_detection
 from .data.detection_loader import Batch, make_detection_loader
 from .detection import DetectionLoss, Detections, PostprocessSettings, Targets, postprocess
@@ -86,7 +87,7 @@ class Detect(Task):
     def loaders(self, batch: int, world: World) -> tuple[Loader, Loader]:
         size = self.facts().size
         train, test = (
-            evaluation_loader(self.recipe, images, batch, world, size, train=training)
+            _loader(self.recipe, images, batch, world, size, train=training)
             for images, training in zip(self.data, (True, False), strict=True)
         )
         self._judged, self._world = test.dataset, world
@@ -160,7 +161,7 @@ def image_size(recipe: Recipe, dataset: DetectionDataset) -> int:
     return int(dataset.sizes.max()) if recipe.data == "shapes" else LARGE
 
 
-def evaluation_loader(
+def _loader(
     recipe: Recipe, dataset: DetectionDataset, batch: int, world: World, size: int, *, train: bool = False
 ) -> Any:
     return make_detection_loader(
@@ -233,65 +234,92 @@ def in_image_pixels(
 def evaluate_run(
     loaded: Any,
     *,
+    weights: str | None = None,
     data: str | None = None,
-    data_dir: str | None = None,
-    batch: int = 32,
-    workers: int | None = None,
+    data_dir: str | Path | None = None,
+    batch: int | None = None,
     limit: int | None = None,
-    detections: str | Path | None = None,
     save: str | Path | None = None,
 ) -> dict[str, Any]:
-    """The metrics of a trained detector (`run_folder.load_model`) over the test images: loss and `METRICS` in percent.
+    """The metrics of a trained detector (`run_folder.load_model`) over test images: loss, `METRICS` in percent, images.
 
-    data, data_dir, workers, limit   other than the recipe's
-    detections   score this COCO result file instead of running the network
-    save         where to write the detections; None: detections.json in the run folder where mAP cannot be computed
+    weights   those it was loaded with, None: its usual ones
+    data, data_dir, batch, limit   other than the recipe's
+    save      where to write the detections, in COCO's result format
 
-    Where neither torchmetrics nor a scorer is installed the mAP values are None, and the saved file can be scored
-    elsewhere. Scores of a run's own test images fill what its summary.json and the last row of its metrics.csv lack.
+    Where nothing computes mAP its values are None, and the detections are saved in any case, by default as
+    detections.json in the run folder, for `score_run`.
     """
     from .evaluate import precision
 
     if loaded.task != "detect" or loaded.recipe is None:
         raise ValueError(f"{loaded.source} is no run of a detector")
-    changes = {"data": data, "data_dir": data_dir, "workers": workers, "eval_limit": limit}
-    recipe = replace(loaded.recipe, **{name: value for name, value in changes.items() if value is not None})
-    dataset = open_data(recipe)[1] if recipe.holdout else _limited("eval_limit", open_test(recipe), recipe.eval_limit)
-    if dataset.classes != tuple(loaded.classes):
-        raise ValueError(f"{dataset.name} has other classes than {loaded.source} was trained on")
-    if detections is not None:
-        values: dict[str, Any] = mean_average_precision(dataset, read_results(detections, dataset))
-    else:
-        world = World(next(loaded.model.parameters()).device)
-        loader = evaluation_loader(recipe, dataset, batch, world, loaded.size)
-        with precision(recipe, world.device):
-            found = find(loaded.model, loader.batches(), loader.dataset, DetectionLoss(), world)
-        values = found.losses | dict.fromkeys(METRICS)
-        if scorer() is not None:
-            values |= mean_average_precision(loader.dataset, found.results, found.seen)
-        elif save is None:
-            save = Path(loaded.source) / DETECTIONS
-            _logger.warning("wrote %s; no mAP here: %s", save, HOW_TO_SCORE)
-        if save is not None:
-            write_results(save, found.results)
-    if data is None and limit is None and values["mAP"] is not None:
-        _fill_in(Path(loaded.source), values)
-    return values | {"images": len(dataset)}
+    recipe, dataset = _test_images(loaded.recipe, loaded.classes, loaded.source, data, data_dir, limit)
+    world = World(next(loaded.model.parameters()).device)
+    loader = _loader(recipe, dataset, batch or recipe.batch, world, loaded.size)
+    with precision(recipe, world.device):
+        found = find(loaded.model, loader.batches(), loader.dataset, DetectionLoss(), world)
+    values: dict[str, Any] = found.losses | dict.fromkeys(METRICS)
+    if scorer() is not None:
+        values |= mean_average_precision(loader.dataset, found.results, found.seen)
+    elif save is None:
+        save = Path(loaded.source) / (DETECTIONS if weights is None else f"detections-{Path(weights).stem}.json")
+    if save is not None:
+        write_results(save, found.results)
+    if scorer() is None:
+        _logger.warning("wrote %s; no mAP here: %s", save, HOW_TO_SCORE)
+    return values | {"images": len(found.seen)}
 
 
-def _fill_in(run: Path, values: dict[str, Any]) -> None:
-    """mAP that training could not compute, into its summary and the last row of its metrics."""
+def score_run(
+    run: str | Path,
+    detections: str | Path | None = None,
+    *,
+    data: str | None = None,
+    data_dir: str | Path | None = None,
+    limit: int | None = None,
+) -> dict[str, Any]:
+    """`METRICS` in percent of detections that `evaluate_run` has saved, and images; neither weights nor a GPU needed.
+
+    The run's own detections.json, the default, also fills what its summary.json and the last row of its metrics.csv
+    lack because nothing could compute mAP where it was trained.
+    """
     from . import run_folder
 
-    if not run_folder.is_finished(run):
-        return
-    summary = run_folder.read_summary(run)
-    rows = run_folder.read_metrics(run)
-    if summary.get("mAP") is None and rows:
-        scores = {name: values[name] for name in METRICS}
-        run_folder.write_json(run / run_folder.SUMMARY, summary | scores)
-        rows[-1] |= scores
-        run_folder.write_rows(run / run_folder.METRICS, rows, list(rows[-1]))
+    run = Path(run)
+    if not run_folder.is_run(run):
+        raise ValueError(f"{run} is no run folder, it has no {run_folder.RECIPE}")
+    own = detections is None or Path(detections).resolve() == (run / DETECTIONS).resolve()
+    file = run / DETECTIONS if detections is None else Path(detections)
+    if not file.is_file():
+        raise FileNotFoundError(f"there is no file {file} of detections; `aaconv eval {run}` writes it")
+    classes = run_folder.facts_of(run_folder.read_config(run), run).classes
+    _, dataset = _test_images(recipes.load(run / run_folder.RECIPE), classes, str(run), data, data_dir, limit)
+    scores = mean_average_precision(dataset, read_results(file, dataset))
+    if own and data is None and limit is None and run_folder.is_finished(run):
+        summary, rows = run_folder.read_summary(run), run_folder.read_metrics(run)
+        if summary.get("mAP") is None and rows:
+            run_folder.write_json(run / run_folder.SUMMARY, summary | scores)
+            rows[-1] |= scores
+            run_folder.write_rows(run / run_folder.METRICS, rows, list(rows[-1]))
+    return scores | {"images": len(dataset)}
+
+
+def _test_images(
+    recipe: Recipe,
+    classes: tuple[str, ...] | None,
+    source: str,
+    data: str | None,
+    data_dir: str | Path | None,
+    limit: int | None,
+) -> tuple[Recipe, DetectionDataset]:
+    """The recipe with these changes, and the images it evaluates on; the training images need not be there."""
+    changes = {"data": data, "data_dir": None if data_dir is None else str(data_dir), "eval_limit": limit}
+    recipe = replace(recipe, **{name: value for name, value in changes.items() if value is not None})
+    dataset = open_data(recipe)[1] if recipe.holdout else _limited("eval_limit", open_test(recipe), recipe.eval_limit)
+    if classes is not None and dataset.classes != tuple(classes):
+        raise ValueError(f"{dataset.name} has other classes than {source} was trained on")
+    return recipe, dataset
 
 
 def _bare(model: nn.Module) -> nn.Module:
