@@ -13,7 +13,20 @@ from matplotlib.figure import Figure
 from aaconv import cli, demo
 from aaconv.version import __version__
 
-COMMANDS = ("demo", "bench", "cost", "models", "table", "plot", "doctor")
+COMMANDS = (
+    "demo",
+    "bench",
+    "cost",
+    "models",
+    "table",
+    "plot",
+    "doctor",
+    "recipes",
+    "train",
+    "eval",
+    "predict",
+    "record",
+)
 BENCHMARKS = ("layer", "attention", "model", "table2")
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 

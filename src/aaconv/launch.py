@@ -86,8 +86,7 @@ def conclusion(summary: dict[str, Any], run: Path) -> str:
     if row is not None:
         values = ", ".join(f"{name} {row.cells[name]}" for name in titles.values() if name in row.cells)
         lines.append(f"the paper: {values} (table {recipe.evidence.table}, {row.name}){_shortened(recipe)}")
-    more = f"aaconv plot {run}" if recipe.task == "detect" else f"aaconv eval {run} | aaconv predict {run} IMAGE..."
-    return "\n".join([*lines, f"all of it is in {run}; go on with: {more}"])
+    return "\n".join([*lines, f"all of it is in {run}; look at it with aaconv eval, plot, report or explore"])
 
 
 def _shortened(recipe: Recipe) -> str:

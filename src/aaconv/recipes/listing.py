@@ -54,11 +54,11 @@ def print_recipe(name: str, *, as_json: bool = False) -> None:
         print(json.dumps(_with_paper(recipe), indent=2))
         return
     output = _console()
-    output.print(Text.assemble((recipe.name, "bold"), f"  {recipe.summary}"), soft_wrap=True)
+    output.print(Text.assemble((recipe.name, "bold"), f"  {recipe.summary}"))
     row = catalogue.paper_row(recipe)
     if row is not None:
         cells = ", ".join(f"{column} {value}" for column, value in row.cells.items() if value != "-")
-        output.print(Text(f"the paper, table {recipe.evidence.table}, {row.name}: {cells}"), soft_wrap=True)
+        output.print(Text(f"the paper, table {recipe.evidence.table}, {row.name}: {cells}"))
     output.print(Text(f"\n  aaconv train {recipe.name}{_where(recipe)}\n", "cyan"), soft_wrap=True)
     ours, texts = catalogue.ours(recipe), field_texts()
     table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
