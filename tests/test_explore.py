@@ -1,5 +1,6 @@
 """The explorer without a browser: images in, packed attention, the page's text, the figure, and errors of one line."""
 
+import copy
 import json
 import re
 from dataclasses import replace
@@ -14,7 +15,8 @@ from torch import nn
 
 from aaconv import AAConv2d, cli
 from aaconv.explore import write_figure, write_page
-from aaconv.explore.capture import TOLERANCE, attention_layers, capture
+from aaconv.explore.alignment import cell_shifts
+from aaconv.explore.capture import TOLERANCE, Layer, attention_layers, capture
 from aaconv.explore.figure import overlay
 from aaconv.explore.images import fit, load_image, normalise
 from aaconv.explore.page import render
@@ -92,8 +94,8 @@ def test_the_sharpest_position_is_found(loaded, image):
     for layer in looked_at.layers:
         packed = looked_at.pictures[0].attention[layer.name]
         peaks = packed.unpack(layer.height, layer.width).maps().max(-1).mean(0)
-        x, y = packed.focus
-        assert peaks[int(y * layer.height) * layer.width + int(x * layer.width)] == pytest.approx(peaks.max(), rel=0.01)
+        row, column = packed.focus
+        assert peaks[row * layer.width + column] == pytest.approx(peaks.max(), rel=0.01)
         assert packed.peak == pytest.approx(peaks.max() * len(peaks), rel=0.01)
 
 
@@ -203,14 +205,68 @@ def test_the_figure_is_drawn(loaded, image, tmp_path, ending):
 
 def test_the_figure_lays_weights_where_they_belong(loaded, image):
     looked_at = study(loaded, [image])
-    layer, picture = looked_at.layers[0], looked_at.pictures[0]
+    layer, picture = looked_at.layers[2], looked_at.pictures[0]
     weights = np.zeros(layer.height * layer.width)
     weights[3 * layer.width + 5] = 1.0
     drawn = overlay(picture, weights, layer)
-    scale = len(drawn) // layer.height
-    bright = drawn[3 * scale : 4 * scale, 5 * scale : 6 * scale].mean()
-    assert bright > 0.6
-    assert bright > drawn[2 * scale : 3 * scale, 5 * scale : 6 * scale].mean() + 0.2
+    alone = overlay(picture, np.zeros_like(weights), layer)
+    rows, columns = (np.flatnonzero((drawn != alone).any(axis=2).any(axis=axis)) for axis in (1, 0))
+    scale = len(drawn) // 32
+    # Cells of 4 pixels around pixel 4 i: 4 * 3 + 0.5 - 2 = 10.5 and 4 * 5 + 0.5 - 2 = 18.5 from the edges.
+    assert (rows.min(), rows.max() + 1) == (10.5 * scale, 14.5 * scale)
+    assert (columns.min(), columns.max() + 1) == (18.5 * scale, 22.5 * scale)
+    assert drawn[rows][:, columns].mean() > alone[rows][:, columns].mean() + 0.2
+
+
+# Alignment
+
+
+def patches(side):
+    """A convolution that cuts the image into patches, and attention on these."""
+    return nn.Sequential(nn.Conv2d(3, 8, side, side), attentive(8))
+
+
+def padded(times):
+    """As many padded 3x3 convolutions of stride 2, and attention on the result."""
+    return nn.Sequential(*(nn.Conv2d(3, 3, 3, 2, padding=1) for _ in range(times)), attentive(3))
+
+
+def attentive(channels, **options):
+    return AAConv2d(channels, 8, 3, num_heads=2, key_channels=8, value_channels=4, **options)
+
+
+@pytest.mark.parametrize(
+    ("network", "shift"),
+    [
+        (patches(4), 0),
+        (patches(8), 0),
+        (padded(1), -0.5),  # cell i lies on pixel 2 i, an even cell around 2 i + 0.5
+        (padded(2), -1.5),
+        (padded(3), -3.5),
+        (nn.Sequential(nn.MaxPool2d(3, 2, 1), nn.BatchNorm2d(3), attentive(3)), -0.5),
+        (nn.Sequential(nn.MaxPool2d(2), nn.ReLU(), attentive(3)), 0),
+        (nn.Sequential(attentive(3, stride=2)), -0.5),
+        (nn.Sequential(attentive(3, downsample=2)), -1.5),
+        (nn.Sequential(attentive(3)), 0),
+    ],
+)
+def test_cells_lie_where_the_network_looks(network, shift):
+    name = str(len(network) - 1)
+    network.eval()(torch.zeros(1, 3, 64, 48))  # makes the tables
+    before = copy.deepcopy(network.state_dict())
+    assert cell_shifts(network, torch.zeros(1, 3, 64, 48), [name]) == {name: (shift, shift)}
+    assert all(torch.equal(value, before[key]) for key, value in network.state_dict().items())
+
+
+def test_cells_and_their_middles_belong_together():
+    layer = Layer("conv", 8, 14, 7, 20, 1, 0, shift=(-7.5 / 224, -15.5 / 224))
+    for row in range(14):
+        for column in range(7):
+            assert layer.cell(*layer.centre(row, column)) == (row, column)
+    assert layer.cell(0, 0) == (0, 0)
+    assert layer.cell(0.9999, 0.9999) == (13, 6)
+    x, y = layer.centre(3, 2)
+    assert (224 * x - 0.5, 224 * y - 0.5) == pytest.approx((32 * 2, 16 * 3))  # of stride 32 and 16, padded
 
 
 def test_figures_of_the_same_are_the_same(loaded, image, tmp_path):

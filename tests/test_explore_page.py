@@ -157,7 +157,7 @@ def test_hovering_shows_and_clicking_keeps_a_position(open_page):
     page.wait_for_function("(text) => document.querySelector('#place').textContent === text", arg=before)
     click_at(page, 0.1, 0.9)
     page.mouse.move(5, 5)
-    assert page.locator("#place").inner_text() == "row 15 of 16, column 2 of 16, pixels 28-29 and 2-3"
+    assert page.locator("#place").inner_text() == "row 15 of 16, column 2 of 16, pixels 27-28 and 1-2"
 
 
 def test_the_overlay_lies_on_the_image(open_page):
@@ -166,11 +166,11 @@ def test_the_overlay_lies_on_the_image(open_page):
         page = open_page(f"#image=2&layer={name}&at=0.2,0.7")
         page.keyboard.press("m")  # the map alone: colours without the image
         side = page.evaluate("(layer) => window.aaconv.data.layers[layer].height", layer)
-        row, column = int(0.7 * side), int(0.2 * side)
+        row, column = page.evaluate("() => Object.values(window.aaconv.cell({ x: 0.2, y: 0.7 }))")
         weights = np.array(page.evaluate("(at) => [...window.aaconv.weights(...at)[0]]", [1, layer, row, column]))
         most, least = weights.argmax(), weights.argmin()
         bright, dark = (
-            sum(pixel(page, "#heads canvas", (cell % side + 0.25) / side, (cell // side + 0.25) / side)[:3])
+            sum(pixel(page, "#heads canvas", (cell % side) / side + 0.01, (cell // side) / side + 0.01)[:3])
             for cell in (most, least)
         )
         assert bright > dark + 100
@@ -211,7 +211,7 @@ def test_pins_make_columns_of_heads(open_page):
     assert page.locator("#marks text").all_text_contents() == ["1", "2"]
     page.locator("#pins button").first.click()
     assert page.locator("#pins td canvas").count() == 4
-    assert state(page)["pins"] == [{"x": pytest.approx(0.78125), "y": pytest.approx(0.40625)}]
+    assert state(page)["pins"] == [{"x": 0.828125, "y": 0.390625}]  # middles of cells
     page.keyboard.press("x")
     assert not page.locator("#comparison").is_visible()
 
@@ -250,7 +250,8 @@ def test_a_link_restores_everything(open_page):
     assert "#image=3&layer=second&at=" in link
     other = open_page("#" + link.partition("#")[2])
     assert state(other)["at"] == pytest.approx(state(page)["at"], abs=1e-4)
-    for name in ("image", "layer", "pins", "head"):
+    assert state(other)["pins"] == [pytest.approx(pin, abs=1e-4) for pin in state(page)["pins"]]
+    for name in ("image", "layer", "head"):
         assert state(other)[name] == state(page)[name]
     assert other.locator("#pins td canvas").count() == 4
     other.evaluate("() => { location.hash = '#image=1&layer=coarse&at=0.1,0.1' }")

@@ -67,8 +67,8 @@ class Packed:
     text: str
     error: float = 0.0
     """The largest difference between the page's weights and attention_maps, as a part of its row's largest weight."""
-    focus: tuple[float, float] = (0.5, 0.5)
-    """The position, x and y as parts of the image, whose heads look most sharply,"""
+    focus: tuple[int, int] = (0, 0)
+    """Row and column of the cell whose heads look most sharply,"""
     peak: float = 0.0
     """and how sharply: their largest weights on average, times the number of positions."""
 
@@ -85,7 +85,10 @@ class Packed:
 
 @dataclass(frozen=True)
 class Layer:
-    """An AAConv2d as the page names it; depth is that of a head's queries and keys."""
+    """An AAConv2d as the page names it; depth is that of a head's queries and keys.
+
+    shift: how far its cells lie down and right of an even division of the image, as parts of its height and width.
+    """
 
     name: str
     heads: int
@@ -94,6 +97,18 @@ class Layer:
     depth: int
     stride: int
     downsample: int
+    shift: tuple[float, float] = (0.0, 0.0)
+
+    def cell(self, x: float, y: float) -> tuple[int, int]:
+        """(row, column) of the cell that a position, as parts of width and height, lies in."""
+        row, column = (y - self.shift[0]) * self.height, (x - self.shift[1]) * self.width
+        return min(max(int(row // 1), 0), self.height - 1), min(max(int(column // 1), 0), self.width - 1)
+
+    def centre(self, row: int, column: int) -> tuple[float, float]:
+        """x and y, as parts, of the middle of a cell; inside the image."""
+        x = (column + 0.5) / self.width + self.shift[1]
+        y = (row + 0.5) / self.height + self.shift[0]
+        return min(max(x, 0.0), 0.9999), min(max(y, 0.0), 0.9999)
 
 
 def attention_layers(model: nn.Module, name: str, patterns: Sequence[str] | None = None) -> dict[str, AAConv2d]:
@@ -180,8 +195,7 @@ def pack(factors: Factors, exact: np.ndarray) -> Packed:
         if error <= TOLERANCE:
             break
     peaks = exact.max(-1).mean(0)
-    row, column = divmod(int(peaks.argmax()), factors.width)
-    focus = ((column + 0.5) / factors.width, (row + 0.5) / factors.height)
+    focus = divmod(int(peaks.argmax()), factors.width)
     return replace(packed, error=error, focus=focus, peak=float(peaks.max() * len(peaks)))
 
 

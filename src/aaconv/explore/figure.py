@@ -21,6 +21,7 @@ SPREAD = ((0.3, 0.3), (0.7, 0.3), (0.3, 0.7), (0.7, 0.7))
 MOST_POSITIONS = 12
 ENDINGS = (".png", ".pdf", ".svg")
 NOTABLE, DIM, LIT = 4, 0.2, 0.68  # as in the page
+FINE = 4  # drawn pixels a pixel of the image: cells may begin at half ones
 CELL, GAP, LABEL = 1.0, 0.06, 0.62  # inches
 STYLE = {"font.family": "sans-serif", "font.size": 9, "svg.hashsalt": "aaconv", "svg.fonttype": "none"}
 OUTLINE = [patheffects.withStroke(linewidth=2.6, foreground="black", alpha=0.7)]
@@ -95,10 +96,10 @@ def draw(looked_at: Study, layer: Layer, positions: Sequence[tuple[float, float]
         middle = 1 - (top + CELL / 2) / height
         figure.text((0.1 + left + LABEL - 0.08) / width, middle, f"head {head + 1}", ha="right", va="center")
         for index, (x, y) in enumerate(positions):
-            column, row = int(x * layer.width), int(y * layer.height)
+            row, column = layer.cell(x, y)
             axes = place(0.1 + left + LABEL + index * (CELL + GAP), top, CELL)
             _show(axes, overlay(picture, maps[head, row * layer.width + column], layer))
-            _cross(axes, (column + 0.5) / layer.width, (row + 0.5) / layer.height, 4)
+            _cross(axes, *layer.centre(row, column), 4)
             if head == 0:
                 axes.text(0.5, 1.03, str(index + 1), transform=axes.transAxes, ha="center", fontweight="bold")
     return figure
@@ -107,24 +108,14 @@ def draw(looked_at: Study, layer: Layer, positions: Sequence[tuple[float, float]
 def overlay(picture: Picture, weights: np.ndarray, layer: Layer) -> np.ndarray:
     """The image in grey under one row of a map [HW], as the page draws it: [side, side, 3] from 0 to 1."""
     part = np.minimum(1, weights / max(weights.max(), NOTABLE / len(weights))).reshape(layer.height, layer.width)
-    pixels = _pixels(picture)
-    # A whole number of pixels a cell, so that the cells' edges are where they belong.
-    side = _common_side(len(pixels), layer.height, layer.width)
-    pixels, part = (_stretch(array, side) for array in (pixels, part))
+    pixels = np.repeat(np.repeat(_pixels(picture), FINE, axis=0), FINE, axis=1)
+    place = (np.arange(len(pixels)) + 0.5) / len(pixels)
+    cells = [layer.cell(x, x) for x in place]
+    part = part[np.ix_([row for row, _ in cells], [column for _, column in cells])]
     grey = pixels @ np.array([0.3, 0.59, 0.11])
     base = 0.15 * pixels + 0.85 * grey[..., None]
     alpha = (DIM + LIT * part)[..., None]
     return (1 - alpha) * base + alpha * colormaps[COLOUR_MAP](part)[..., :3]
-
-
-def _common_side(*lengths: int) -> int:
-    side = int(np.lcm.reduce(lengths))
-    return side if side <= 1000 else 20 * max(lengths[1:]) if max(lengths[1:]) <= 50 else lengths[0]
-
-
-def _stretch(array: np.ndarray, side: int) -> np.ndarray:
-    rows, columns = ((np.arange(side) * length) // side for length in array.shape[:2])
-    return array[rows][:, columns]
 
 
 def _pixels(picture: Picture) -> np.ndarray:

@@ -69,11 +69,18 @@ function weights(image, layer, row, column) {
 const largest = (values) => values.reduce((a, b) => Math.max(a, b), 0);
 const mean = (maps) => maps[0].map((_, j) => maps.reduce((sum, map) => sum + map[j], 0) / maps.length);
 
-/** The cell of the chosen layer's map that a position of the image (0..1) lies in. */
+/** The cell of the chosen layer's map that a position of the image (0..1) lies in; edge cells reach to the edges. */
 function cell({ x, y }) {
-  const { height, width } = data.layers[state.layer];
+  const { height, width, shift } = data.layers[state.layer];
   const inside = (part, length) => Math.min(length - 1, Math.max(0, Math.floor(part * length)));
-  return { row: inside(y, height), column: inside(x, width) };
+  return { row: inside(y - shift[0], height), column: inside(x - shift[1], width) };
+}
+
+/** The middle of a cell as a position of the image. */
+function centre({ row, column }) {
+  const { height, width, shift } = data.layers[state.layer];
+  const inside = (part) => Math.min(0.9999, Math.max(0, part));
+  return { x: inside((column + 0.5) / width + shift[1]), y: inside((row + 0.5) / height + shift[0]) };
 }
 
 // Drawing: the image in grey, and over it the map, stretched from cells to the whole image.
@@ -83,13 +90,16 @@ const pictures = data.images.map(() => null);
 function overlayOf(map, largestWeight) {
   const { height, width } = data.layers[state.layer];
   const top = Math.max(largestWeight, NOTABLE / map.length);
-  const canvas = new OffscreenCanvas(width, height), context = canvas.getContext("2d");
-  const painted = context.createImageData(width, height);
-  map.forEach((weight, j) => {
-    const part = Math.min(1, weight / top), colour = 3 * Math.round(255 * part);
+  // One more cell around, like the nearest: a shifted grid then covers the image, and smoothing has no dark rim.
+  const canvas = new OffscreenCanvas(width + 2, height + 2), context = canvas.getContext("2d");
+  const painted = context.createImageData(width + 2, height + 2);
+  const near = (index, length) => Math.min(length - 1, Math.max(0, index - 1));
+  for (let j = 0; j < (width + 2) * (height + 2); j++) {
+    const row = near(Math.floor(j / (width + 2)), height), column = near(j % (width + 2), width);
+    const part = Math.min(1, map[row * width + column] / top), colour = 3 * Math.round(255 * part);
     painted.data.set(colours.subarray(colour, colour + 3), 4 * j);
     painted.data[4 * j + 3] = state.overlay ? Math.round(255 * (DIM + LIT * part)) : 255;
-  });
+  }
   context.putImageData(painted, 0, 0);
   return canvas;
 }
@@ -102,11 +112,12 @@ function paint(canvas, side, map, top, marked) {
   context.drawImage(map ? picture.grey : picture.image, 0, 0, sharp, sharp);
   if (map) {
     context.imageSmoothingEnabled = state.smooth;
-    context.drawImage(overlayOf(map, top), 0, 0, sharp, sharp);
+    const { height, width, shift } = data.layers[state.layer];
+    const left = (shift[1] - 1 / width) * sharp, above = (shift[0] - 1 / height) * sharp;
+    context.drawImage(overlayOf(map, top), left, above, (1 + 2 / width) * sharp, (1 + 2 / height) * sharp);
   }
   if (!marked) return;
-  const { height, width } = data.layers[state.layer], { row, column } = cell(marked);
-  const x = ((column + 0.5) / width) * sharp, y = ((row + 0.5) / height) * sharp, arm = sharp * 0.035;
+  const middle = centre(cell(marked)), x = middle.x * sharp, y = middle.y * sharp, arm = sharp * 0.035;
   for (const [line, colour] of [[sharp / 45, "rgb(0 0 0 / .7)"], [sharp / 100, "#fff"]]) {
     context.lineWidth = line;
     context.strokeStyle = colour;
@@ -139,10 +150,10 @@ function drawPosition() {
 }
 
 function drawMarks(row, column) {
-  const side = element("stage").clientWidth || 400, { height, width } = data.layers[state.layer];
+  const side = element("stage").clientWidth || 400, { height, width, shift } = data.layers[state.layer];
   element("marks").setAttribute("viewBox", `0 0 ${side} ${side}`);
   const [w, h] = [side / width, side / height];
-  const box = `x="${column * w}" y="${row * h}" width="${w}" height="${h}" rx="2"`;
+  const box = `x="${column * w + shift[1] * side}" y="${row * h + shift[0] * side}" width="${w}" height="${h}" rx="2"`;
   const crosses = state.pins.map((pin, index) => {
     const x = pin.x * side, y = pin.y * side;
     const path = `M${x - 7} ${y}H${x + 7}M${x} ${y - 7}V${y + 7}`;
@@ -151,11 +162,14 @@ function drawMarks(row, column) {
       `<text x="${x + left}" y="${y + below}">${index + 1}</text>`;
   });
   element("marks").innerHTML = `<rect class="under" ${box}/><rect class="cell" ${box}/>${crosses.join("")}`;
-  const first = (part, length) => Math.ceil((part * data.size) / length);
-  const rows = [first(row, height), Math.max(first(row, height), first(row + 1, height) - 1)];
-  const columns = [first(column, width), Math.max(first(column, width), first(column + 1, width) - 1)];
+  const covered = (index, length, moved) => { // the pixels whose middle lies in the cell
+    const pixel = (edge) => Math.ceil(data.size * (edge / length + moved) - 0.5);
+    const first = index === 0 ? 0 : pixel(index), last = index === length - 1 ? data.size - 1 : pixel(index + 1) - 1;
+    return last > first ? `${first}-${last}` : String(first);
+  };
   element("place").textContent =
-    `row ${row + 1} of ${height}, column ${column + 1} of ${width}, pixels ${rows.join("-")} and ${columns.join("-")}`;
+    `row ${row + 1} of ${height}, column ${column + 1} of ${width}, ` +
+    `pixels ${covered(row, height, shift[0])} and ${covered(column, width, shift[1])}`;
 }
 
 function drawPins() {
@@ -319,16 +333,15 @@ function moveTo(event, what) {
 
 function step(dx, dy) {
   const { height, width } = data.layers[state.layer], { row, column } = cell(state.at);
-  const clamp = (value, length) => (Math.min(length - 1, Math.max(0, value)) + 0.5) / length;
-  state.at = { x: clamp(column + dx, width), y: clamp(row + dy, height) };
+  const clamp = (value, length) => Math.min(length - 1, Math.max(0, value));
+  state.at = centre({ row: clamp(row + dy, height), column: clamp(column + dx, width) });
   state.hover = null;
   change("at");
 }
 
 function pin() {
   if (state.pins.length >= MOST_PINS) return;
-  const { height, width } = data.layers[state.layer], { row, column } = cell(place());
-  state.pins.push({ x: (column + 0.5) / width, y: (row + 0.5) / height });
+  state.pins.push(centre(cell(place())));
   change("pins");
 }
 
@@ -427,7 +440,10 @@ async function start() {
   const sharpness = data.layers.map((_, layer) => data.images.reduce((sum, image) => sum + image.attention[layer].peak, 0));
   state.layer = sharpness.indexOf(largest(sharpness));
   restore();
-  if (!location.hash.includes("at=")) [state.at.x, state.at.y] = data.images[state.image].attention[state.layer].focus;
+  if (!location.hash.includes("at=")) {
+    const [row, column] = data.images[state.image].attention[state.layer].focus;
+    state.at = centre({ row, column });
+  }
   await Promise.all(data.images.map((_, image) => prepare(image)));
   listen();
   change("image");

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ from torch import Tensor
 from ..data.transforms import EVAL_CROP
 from ..layer import AAConv2d
 from ..run_folder import Loaded, load_model, read_config
+from .alignment import cell_shifts
 from .capture import Layer, Packed, attention_layers, capture
 from .images import fit, load_image, normalise
 
@@ -71,6 +72,8 @@ def study(
         output, facts, attention = _run(loaded, normalise(shown, loaded.mean, loaded.std), chosen)
         name = names[index] if names else _image_name(image, index)
         pictures.append(Picture(name, shown, _top(output, loaded.classes), attention))
+    shifts = cell_shifts(loaded.model, normalise(shown, loaded.mean, loaded.std)[None], list(chosen))
+    facts = [replace(layer, shift=tuple(part / size for part in shifts[layer.name])) for layer in facts]
     trained = loaded.recipe is not None or pretrained or weights is not None
     return Study(title, _facts(loaded, trained), trained, size, facts, pictures)
 
