@@ -6,7 +6,6 @@ import json
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.table import Table
@@ -20,7 +19,7 @@ from .data.preview import class_title
 from .distributed import World
 from .machine import cores, pick_device
 from .recipes.recipe import Recipe
-from .run_folder import Loaded, load_model
+from .run_folder import Loaded, is_run, load_model
 from .tasks import create_task, open_data
 
 BATCH, WORKERS = 256, 4
@@ -61,16 +60,18 @@ def evaluate(
 ) -> Evaluation:
     """Test a network on a data set; a run without `data` on the images that it was evaluated on itself."""
     where = pick_device(device)
-    dataset = None
-    if data is not None:
+    if is_run(source) or "/" in str(source):
+        loaded = load_model(source, weights=weights, pretrained=pretrained, device=where)
+        if loaded.task == "detect":
+            return _evaluate_detector(loaded, data, data_dir, batch, limit, where)
+        dataset = _own_data(loaded, data_dir) if data is None else open_dataset(data, data_dir, "test")
+    elif data is None:
+        raise ValueError(f"{source} is a model, not a run: say on which data with --data NAME")
+    else:
         dataset = open_dataset(data, data_dir, "test")
-    loaded = load_model(
-        source, weights=weights, pretrained=pretrained, device=where, **_classes_of(source, dataset, pretrained)
-    )
-    if loaded.task == "detect":
-        return _evaluate_detector(loaded, data, data_dir, batch, limit, where)
-    if dataset is None:
-        dataset = _own_data(loaded, data_dir)
+        # Fresh weights tell as many classes apart as there are; others keep their own.
+        classes = None if pretrained or weights else len(dataset.classes)
+        loaded = load_model(source, weights=weights, pretrained=pretrained, num_classes=classes, device=where)
     if limit is not None:
         dataset = dataset.take(min(limit, len(dataset)))
     _check_classes(loaded, dataset)
@@ -82,7 +83,9 @@ def evaluate(
         counts = count(loaded.model, loader.batches(), len(dataset.classes))
     names = [class_title(name) for name in loaded.classes or dataset.classes]
     number = int(counts.sums[0])
-    return Evaluation(str(source), dataset.name, number, counts.metrics(), confusions(counts.confusion, names))
+    fresh = loaded.recipe is None and not (pretrained or weights)
+    named = f"{source} with untrained weights" if fresh else str(source)
+    return Evaluation(named, dataset.name, number, counts.metrics(), confusions(counts.confusion, names))
 
 
 def precision(recipe: Recipe | None, device: torch.device) -> AbstractContextManager:
@@ -133,17 +136,6 @@ def print_evaluation(found: Evaluation, *, worst: int = 10, as_json: bool = Fals
         table.add_row(Text(one.name), f"{one.top1:.1f} %", f"{one.images:,}", Text(taken_for))
     output.print()
     output.print(table)
-
-
-def _classes_of(source: str | Path, dataset: Dataset | None, pretrained: bool) -> dict[str, Any]:
-    """A network by name gets as many classes as the data have; one with weights keeps its own."""
-    from .run_folder import is_run
-
-    if is_run(source) or "/" in str(source):
-        return {}
-    if dataset is None:
-        raise ValueError(f"{source} is a model, not a run: say on which data with --data NAME")
-    return {} if pretrained else {"num_classes": len(dataset.classes)}
 
 
 def _own_data(loaded: Loaded, data_dir: str | Path | None) -> Dataset:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import glob
 import json
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -151,7 +152,10 @@ def print_predictions(
 ) -> None:
     """Print what `predict` finds as it comes; an OSError at the end if images could not be read."""
     output, all_found, unreadable = console(), [], []
-    for one in predict(source, images, **options):
+    found = predict(source, images, **options)
+    if not is_run(source) and not (options.get("pretrained") or options.get("weights")):
+        print(f"{source} has untrained weights: take --pretrained, --weights FILE or a run", file=sys.stderr)
+    for one in found:
         all_found.append(one)
         if one.error:
             unreadable.append(one)

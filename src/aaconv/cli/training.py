@@ -30,7 +30,8 @@ def _add_train(commands: Any) -> None:
 
     example = "cifar100-small-aa --epochs 30 --lr 0.1 --model.num-heads 4 --seed 3"
     train = add(commands, "train", _train, "train a recipe into a run folder, or go on with a run", example)
-    train.add_argument("recipe", nargs="?", help="a name; `aaconv recipes` lists them")
+    train.usage = "aaconv train [RECIPE | --from FILE | --resume RUN] [--run DIR] [--FIELD VALUE ...] [option ...]"
+    train.add_argument("recipe", nargs="?", metavar="RECIPE", help="a name; `aaconv recipes` lists them")
     train.add_argument(
         "--from", dest="source", metavar="FILE", help="take the recipe from a YAML file, as in RUN/recipe.yaml"
     )

@@ -157,7 +157,9 @@ def _of_row(table: PaperTable, row: Row) -> Iterator[Recipe]:
     family = mnasnet if network.startswith("mnasnet") else imagenet if table.dataset == "imagenet" else cifar100
     dropout = {"drop_rate": 0.2} if family is mnasnet else {}
     base = f"{table.dataset}-{network.replace('_', '-')}-{kind}"
-    title = f"{row.name} of table {table.number}" + ("" if number_alone(row) else f", on {network}")
+    title = f"{row.name} of table {table.number}" + (
+        "" if number_alone(row) else f", on {network.replace('resnet', 'ResNet-')}"
+    )
 
     def make(suffix: str, options: dict[str, Any], summary: str) -> Recipe:
         return Recipe(

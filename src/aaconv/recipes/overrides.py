@@ -47,6 +47,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
         kind = _not_none(hint)
         if get_origin(kind) is Literal:
             about |= {"choices": get_args(kind), "metavar": field.name}
+            if field.name == "compile":
+                about |= {"nargs": "?", "const": "default"}
         elif get_origin(kind) is tuple:
             about |= {"nargs": "*", "type": _reader(float), "metavar": "N"}
         else:
@@ -179,7 +181,7 @@ def _help(field: Any, hint: Any, text: str | None) -> str:
     if field.default is not MISSING and field.default is not None and hint is not bool:
         default = " ".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
         parts.append(f"usually {default}" if default != "" else "")
-    return " · ".join(part.rstrip(".") for part in parts if part).replace("%", "%%")
+    return "; ".join(part.rstrip(".") for part in parts if part).replace("%", "%%")
 
 
 def _not_none(hint: Any) -> Any:

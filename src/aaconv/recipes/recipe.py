@@ -26,10 +26,14 @@ class Recipe:
     """One experiment, complete: the same recipe and seed give the same run."""
 
     name: str
+    """What the recipe is called, and the run's folder after it."""
     summary: str
+    """What it is, in a line."""
     model: Model
     data: str
+    """shapes, cifar10, cifar100, imagenet, folder/PATH, wds/PATH or hfds/NAME; coco/PATH to detect."""
     epochs: int
+    """Passes over the training images."""
     batch: int
     """Images a step, on all processes and accumulated parts together."""
 
@@ -37,13 +41,17 @@ class Recipe:
     evidence: Evidence | None = None
 
     data_dir: str | None = None
+    """Where the data lie; none: $AACONV_DATA, or ~/.cache/aaconv/data."""
     size: int | None = None
     """Height and width of the images; None: those of a small data set, else 224."""
     workers: int = 4
+    """Processes that read and augment images; small data sets need none."""
     max_unreadable: int = 100
+    """Broken images that are skipped before the run stops."""
     train_limit: int | None = None
     """Train on the first so many images only, drawn by the seed 0 where the set is ordered."""
     eval_limit: int | None = None
+    """Evaluate on so many images only."""
     holdout: int = 0
     """Evaluate on so many images taken out of the training set, never on the test set: to settle hyperparameters."""
 
@@ -52,12 +60,14 @@ class Recipe:
     lr: float | None = None
     """The peak learning rate; None: lr_base * batch / lr_base_size, the paper's rule."""
     lr_base: float = 0.2
+    """The peak learning rate of a batch of lr_base_size."""
     lr_base_size: int = 256
     momentum: float = 0.9
     eps: float | None = None
     """What the optimiser adds to a denominator, where it has one; None: its own default."""
     weight_decay: float = 0.0
     clip_grad: float | None = None
+    """The largest norm of the gradient."""
     accumulate: int = 1
     """Parts of a batch that are computed one after the other."""
 
@@ -67,19 +77,26 @@ class Recipe:
     decay_epochs: tuple[float, ...] = ()
     """For "step": where the rate is multiplied by decay_rate. For "exponential": the epochs between two decays."""
     decay_rate: float = 0.1
+    """What the rate is multiplied by at each decay."""
     min_lr: float = 0.0
+    """Where the cosine ends."""
 
     label_smoothing: float = 0.0
     ema: float | None = None
     """Decay of the moving average of the weights, which is then what is evaluated, too."""
 
     precision: Literal["float32", "bf16", "fp16"] = "float32"
+    """Numbers of the forward and backward pass; the weights stay float32."""
     channels_last: bool = True
+    """Channels beside each other in memory: what convolutions are fast with."""
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
+    """How torch.compile prepares the training step."""
     sync_batch_norm: bool = False
+    """Statistics over all processes, not each one's own."""
     deterministic: bool = False
     """Only algorithms that give the same bits every time; on the processor they do so anyway."""
     seed: int = 0
+    """Weights, order and augmentation follow from it."""
 
     eval_every: int = 1
     """Epochs between evaluations; the last epoch is always evaluated."""
