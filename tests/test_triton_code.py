@@ -12,17 +12,22 @@ from aaconv.attention import triton_backend  # noqa: E402
 POINTERS = {"lse": "*fp32", "grad_tables": "*fp32"}
 
 
+def plan(shape, dtype):
+    """For [batch, height, width, heads, key depth, value depth]."""
+    batch, height, width, heads, depth, value_depth = shape
+    qkv = torch.empty(batch, height, width, heads * (2 * depth + value_depth), dtype=dtype, device="meta")
+    tables = torch.empty(2 * (height + width) - 2, depth, dtype=dtype, device="meta")
+    return triton_backend._prepare(qkv, tables, heads, heads * depth)[0]
+
+
 def ptx(name, shape, dtype):
     """The assembly of a kernel for [batch, height, width, heads, key depth, value depth]."""
     from aaconv.attention import triton_kernels
 
-    batch, height, width, heads, depth, value_depth = shape
-    qkv = torch.empty(batch, height, width, heads * (2 * depth + value_depth), dtype=dtype, device="meta")
-    tables = torch.empty(2 * (height + width) - 2, depth, dtype=dtype, device="meta")
-    problem = triton_backend._Problem(qkv, tables, heads, heads * depth)
+    chosen = plan(shape, dtype)
     kernel = getattr(triton_kernels, name)
-    constants = problem.launch_constants(name, kernel.arg_names)
-    options = {option: constants.pop(option) for option in ("num_warps", "num_stages", "enable_fp_fusion")}
+    constants = chosen.launch_constants(name, kernel.arg_names)
+    options = {option: constants.pop(option) for option in ("num_warps", "num_stages")}
     element = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}[dtype]
     signature = {
         argument: "constexpr" if argument in constants else POINTERS.get(argument, element)
@@ -52,12 +57,9 @@ def test_no_kernel_uses_wgmma(kernel, shape):
 )
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_tiles_have_few_warps_and_fit_their_rows(shape, dtype):
-    batch, height, width, heads, depth, value_depth = shape
-    qkv = torch.empty(batch, height, width, heads * (2 * depth + value_depth), dtype=dtype, device="meta")
-    tables = torch.empty(2 * (height + width) - 2, depth, dtype=dtype, device="meta")
-    problem = triton_backend._Problem(qkv, tables, heads, heads * depth)
+    chosen = plan(shape, dtype)
     for kernel in KERNELS:
-        tile, sizes = problem.tile(kernel), problem.constants
+        tile, sizes = chosen.tile(kernel), chosen.constants
         assert tile.warps <= 2
         if kernel.startswith("attend"):
             assert sizes["GROUP"] % (tile.keys // sizes["KEY_COLS"]) == 0

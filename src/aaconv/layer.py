@@ -27,6 +27,9 @@ _told_resizes: set[tuple[int, int]] = set()
 
 Pair = int | tuple[int, int]
 
+ALIGNED = 32
+"""Channels that a GPU's convolutions like to come in multiples of."""
+
 
 class AAConv2d(nn.Module):
     """Drop-in for nn.Conv2d whose last value_channels output channels attend to the whole map.
@@ -177,7 +180,11 @@ class AAConv2d(nn.Module):
     def forward(self, input: Tensor) -> Tensor:
         self._check_input(input)
         attended = self._attend(input)
-        return attended if self.conv is None else torch.cat([self.conv(input), attended], dim=1)
+        if self.conv is None:
+            return attended
+        if input.is_cuda and self._convolution_is_odd():
+            return self._fill_slots(input, attended)
+        return torch.cat([self.conv(input), attended], dim=1)
 
     def attention_maps(self, x: Tensor) -> Tensor:
         """The weight pixel i gives to pixel j: [batch, num_heads, HW (i), HW (j)] at the attention's resolution."""
@@ -254,6 +261,28 @@ class AAConv2d(nn.Module):
         if self.downsample:
             attended = F.interpolate(attended, size=out_size, mode="bilinear", align_corners=False)
         return self._from_map(attended)
+
+    def _convolution_is_odd(self) -> bool:
+        """Whether GPUs would convolve faster with all output channels than with those that are left."""
+        conv = self.conv
+        hooked = conv._forward_hooks or conv._forward_pre_hooks or conv._backward_hooks
+        return (
+            type(conv) is nn.Conv2d  # not one that changes its weights, such as a parametrized or quantized one
+            and not hooked
+            and self.groups == 1
+            and self.out_channels % ALIGNED == 0
+            and conv.out_channels % ALIGNED != 0
+        )
+
+    def _fill_slots(self, x: Tensor, attended: Tensor) -> Tensor:
+        """cat([conv(x), attended]) without its copy: the convolution has all channels, with weights of zero where the
+        attention's result is then written."""
+        conv, slots = self.conv, self.value_channels
+        weight = F.pad(conv.weight, (0, 0) * (conv.weight.dim() - 1) + (0, slots))
+        bias = None if conv.bias is None else F.pad(conv.bias, (0, slots))
+        result = conv._conv_forward(x, weight, bias)
+        result[:, -slots:] = attended
+        return result
 
     def _pool_to_output(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """The input at the attention's resolution, and the (height, width) the result must have."""

@@ -6,6 +6,7 @@ Products of bfloat16 and float16 accumulate in float32; those of float32 run in 
 torch.get_float32_matmul_precision() is "highest" (torch's default), else in TF32.
 """
 
+import functools
 import importlib.util
 import math
 import os
@@ -121,14 +122,13 @@ def attend_forward(
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """qkv [batch, height, width, 2*dk + dv], tables ([heads,] 2*height - 1 + 2*width - 1, dk / heads)
     -> the output [batch, height, width, dv] and the log-sum-exp [batch, heads, 2, height * width] in two parts."""
-    problem = _Problem(qkv, tables, num_heads, key_channels)
     out, lse = _empty_forward(qkv, num_heads, key_channels)
-    operands = problem.new_operands()
-    with problem.device():
-        for first, heads in problem.chunks():
-            problem.pack(operands, first, heads)
-            programs = heads * _ceil(problem.pixels, problem.tile("attend_forward").queries)
-            problem.launch("attend_forward", programs, problem.qkv, *operands, out, lse, first)
+    plan, qkv, tables = _prepare(qkv, tables, num_heads, key_channels)
+    operands = plan.new_buffers(qkv, plan.operand_sizes)
+    with torch.cuda.device_of(qkv):
+        for first, heads in plan.chunks():
+            plan.launch("pack", heads, qkv, tables, *operands, first)
+            plan.launch("attend_forward", heads, qkv, *operands, out, lse, first)
     return out, lse
 
 
@@ -143,49 +143,62 @@ def attend_backward(
     key_channels: int,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of qkv, packed, and of the tables (empty if there are none)."""
-    problem = _Problem(qkv, tables, num_heads, key_channels, backward=True)
     grad_qkv, grad_tables = _empty_backward(qkv, tables)
+    plan, qkv, vectors = _prepare(qkv, tables, num_heads, key_channels, backward=True)
     grad_out = grad_out.contiguous()
-    operands, (grads, grad_logits) = problem.new_operands(), problem.new_gradients()
-    partial = lse.new_empty((problem.batch, num_heads, problem.splits, problem.length, key_channels // num_heads))
-    with problem.device():
-        for first, heads in problem.chunks():
-            problem.pack(operands, first, heads)
-            programs = heads * _ceil(problem.pixels, problem.tile("attend_backward_queries").queries)
-            problem.launch(
-                "attend_backward_queries", programs,
-                problem.qkv, *operands, out, lse, grad_out, grad_qkv, grads, grad_logits, first,
-            )  # fmt: skip
-            if problem.length:
-                arguments = problem.qkv, problem.tables, grad_qkv, partial, grad_logits, first
-                problem.launch("relative_backward", heads * problem.splits, *arguments)
-            rows = problem.tile("attend_backward_keys").keys // problem.constants["KEY_COLS"]
-            programs = heads * problem.constants["STRIPS"] * _ceil(problem.height, rows)
-            problem.launch("attend_backward_keys", programs, problem.qkv, *operands, lse, grad_qkv, grads, first)
+    operands = plan.new_buffers(qkv, plan.operand_sizes)
+    grads, grad_logits = plan.new_buffers(qkv, plan.gradient_sizes)
+    partial = lse.new_empty((plan.batch, num_heads, plan.splits, plan.length, key_channels // num_heads))
+    with torch.cuda.device_of(qkv):
+        for first, heads in plan.chunks():
+            plan.launch("pack", heads, qkv, vectors, *operands, first)
+            arguments = qkv, *operands, out, lse, grad_out, grad_qkv, grads, grad_logits, first
+            plan.launch("attend_backward_queries", heads, *arguments)
+            if plan.length:
+                plan.launch("relative_backward", heads, qkv, vectors, grad_qkv, partial, grad_logits, first)
+            plan.launch("attend_backward_keys", heads, qkv, *operands, lse, grad_qkv, grads, first)
     if tables is not None:
         torch.sum(partial, (0, 1, 2) if tables.dim() == 2 else (0, 2), out=grad_tables)
     return grad_qkv, grad_tables
 
 
-class _Problem:
-    """One call's sizes, and the constants the kernels are specialised by."""
+def _prepare(
+    qkv: Tensor, tables: Tensor | None, num_heads: int, key_channels: int, *, backward: bool = False
+) -> tuple["_Plan", Tensor, Tensor]:
+    """The plan, and the tensors as the kernels take them; without tables any tensor stands for them."""
+    _, height, width, channels = qkv.shape
+    span = (height - 1) * qkv.stride(1) + (width - 1) * qkv.stride(2) + channels
+    if qkv.stride(3) != 1 or span >= 2**31:  # inside an image the kernels count in int32
+        qkv = qkv.contiguous()
+    full = torch.get_float32_matmul_precision() == "highest"
+    dimensions = 0 if tables is None else tables.dim()
+    traits = (tuple(qkv.shape), qkv.stride(), qkv.dtype, dimensions, num_heads, key_channels, full, backward)
+    return _plan(*traits), qkv, qkv if tables is None else tables.contiguous()
+
+
+class _Plan:
+    """One kind of call: its sizes, the constants the kernels are specialised by, and the kernels once compiled."""
 
     def __init__(
-        self, qkv: Tensor, tables: Tensor | None, num_heads: int, key_channels: int, *, backward: bool = False
+        self,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: torch.dtype,
+        table_dimensions: int,
+        num_heads: int,
+        key_channels: int,
+        full_precision: bool,
+        backward: bool,
     ) -> None:
-        self.batch, self.height, self.width, channels = qkv.shape
+        self.batch, self.height, self.width, channels = shape
         self.pixels = self.height * self.width
         self.image_heads = self.batch * num_heads
-        self.length = 0 if tables is None else 2 * (self.height + self.width) - 2
-        span = (self.height - 1) * qkv.stride(1) + (self.width - 1) * qkv.stride(2) + channels
-        # inside an image the kernels count in int32
-        self.qkv = qkv if qkv.stride(3) == 1 and span < 2**31 else qkv.contiguous()
-        self.tables = qkv if tables is None else tables.contiguous()
+        self.length = 2 * (self.height + self.width) - 2 if table_dimensions else 0
         depth, value_depth = key_channels // num_heads, (channels - 2 * key_channels) // num_heads
-        self.constants = {
-            "STRIDE_B": self.qkv.stride(0),
-            "STRIDE_H": self.qkv.stride(1),
-            "STRIDE_W": self.qkv.stride(2),
+        sizes = self.constants = {
+            "STRIDE_B": strides[0],
+            "STRIDE_H": strides[1],
+            "STRIDE_W": strides[2],
             "HEADS": num_heads,
             "H": self.height,
             "W": self.width,
@@ -195,54 +208,57 @@ class _Problem:
             "OFFSETS": _padded(self.length),
             "PLACES": _padded(self.height + self.width),
             "RELATIVE": self.length > 0,
-            "TABLES_PER_HEAD": self.tables.dim() == 3,
+            "TABLES_PER_HEAD": table_dimensions == 3,
             # Finite, because the products spread it with zeros: far below any logit, within the dtype.
-            "OUTSIDE": -60000.0 if qkv.dtype == torch.float16 else -1e30,
+            "OUTSIDE": -60000.0 if dtype == torch.float16 else -1e30,
             "SCALE": math.log2(math.e) / math.sqrt(depth),
-            "EXACT": qkv.dtype == torch.float32,
-            "PRECISION": "tf32",
+            "EXACT": dtype == torch.float32,
+            "PRECISION": "ieee" if dtype == torch.float32 and full_precision else "tf32",
         }
-        if qkv.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest":
-            self.constants["PRECISION"] = "ieee"
-        sizes = self.constants
-        self.traits = (self.pixels, max(sizes["MAIN"] + sizes["TAIL"], sizes["VALUES"]), qkv.element_size())
+        self.traits = (self.pixels, max(sizes["MAIN"] + sizes["TAIL"], sizes["VALUES"]), dtype.itemsize)
+        # Of one head, in elements: what `pack` writes, and what the queries' kernel leaves to the others.
+        query, slots = sizes["GROUPS"] * sizes["TAIL"] + sizes["COLUMNS"], sizes["ALL_SLOTS"]
+        self.operand_sizes = self.pixels * query, slots * (sizes["MAIN"] + sizes["TAIL"]), slots * sizes["VALUES"]
+        relative = sizes["STRIPS"] * self.height + self.width if self.length else 0
+        self.gradient_sizes = self.pixels * sizes["VALUES"], self.pixels * relative
         # The scratch stays linear in the pixels: as many heads at a time as fit SCRATCH inputs.
-        bytes_a_head = sum(qkv.element_size() * size for size in self._operand_sizes())
-        if backward:
-            bytes_a_head += sum(qkv.element_size() * size for size in self._gradient_sizes())
-        fitting = max(1, int(SCRATCH * qkv.numel() * qkv.element_size()) // max(1, bytes_a_head))
+        of_a_head = sum(self.operand_sizes) + (sum(self.gradient_sizes) if backward else 0)
+        elements = math.prod(shape)
+        fitting = max(1, int(SCRATCH * elements) // max(1, of_a_head))
         self.heads_at_a_time = max(1, _ceil(self.image_heads, max(1, _ceil(self.image_heads, fitting))))
         # So do the partial sums of the tables' gradient: together they are at most half the input.
-        fitting = qkv.numel() // max(1, 2 * self.image_heads * self.length * depth)
+        fitting = elements // max(1, 2 * self.image_heads * self.length * depth)
         self.splits = max(1, min(_ceil(self.pixels, 64), _ceil(PROGRAMS, self.heads_at_a_time), fitting))
-        self.constants["SPLITS"] = self.splits
+        sizes["SPLITS"] = self.splits
+        self.compiled: dict[tuple, Any] = {}
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """(first, how many) of the image-heads of every launch."""
         for first in range(0, self.image_heads, self.heads_at_a_time):
             yield first, min(self.heads_at_a_time, self.image_heads - first)
 
-    def new_operands(self) -> tuple[Tensor, ...]:
-        """Room for what `pack` writes: queries, keys and values."""
-        return tuple(self.qkv.new_empty(self.heads_at_a_time * size) for size in self._operand_sizes())
+    def new_buffers(self, qkv: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        return tuple(qkv.new_empty(self.heads_at_a_time * size) for size in sizes)
 
-    def new_gradients(self) -> tuple[Tensor, ...]:
-        """Room for what the queries' kernel leaves to the others."""
-        return tuple(self.qkv.new_empty(self.heads_at_a_time * size) for size in self._gradient_sizes())
-
-    def pack(self, operands: tuple[Tensor, ...], first: int, heads: int) -> None:
-        tile = self.tile("pack")
-        lines = self.height * _ceil(self.width, tile.queries)
-        if self.length:
-            lines += self.width * _ceil(self.height, tile.queries)
-        programs = heads * (lines + _ceil(self.constants["ALL_SLOTS"], tile.keys))
-        self.launch("pack", programs, self.qkv, self.tables, *operands, first)
-
-    def launch(self, name: str, programs: int, *arguments: Any) -> None:
+    def launch(self, name: str, heads: int, *arguments: Any) -> None:
+        """Run a kernel for so many of the image-heads."""
         from . import triton_kernels
 
-        kernel = getattr(triton_kernels, name)
-        kernel[(programs,)](*arguments, **self.launch_constants(name, kernel.arg_names))
+        kernel, grid = getattr(triton_kernels, name), (heads * self.programs(name), 1, 1)
+        if INTERPRETED:
+            kernel[grid](*arguments, **self.launch_constants(name, kernel.arg_names))
+            return
+        # Triton compiles for the alignment of the pointers. Its own way to the compiled kernel looks at every argument
+        # again, which takes longer than many of these kernels.
+        aligned = tuple(argument.data_ptr() % 16 == 0 for argument in arguments if isinstance(argument, Tensor))
+        key = (name, torch.cuda.current_device(), *aligned)
+        if key not in self.compiled:
+            constants = self.launch_constants(name, kernel.arg_names)
+            compiled = kernel[grid](*arguments, **constants)
+            self.compiled[key] = compiled, [constants[name] for name in kernel.arg_names if name in constants]
+            return
+        compiled, constants = self.compiled[key]
+        compiled[grid](*arguments, *constants)
 
     def launch_constants(self, name: str, known: Iterable[str]) -> dict[str, Any]:
         """What a kernel is specialised by, of the names it knows, and triton's options."""
@@ -252,31 +268,33 @@ class _Problem:
             "SLOTS": tile.keys,
             "KEY_ROWS": tile.keys // self.constants["KEY_COLS"],
         }
-        # enable_fp_fusion: the scale and the largest logit enter an exponential in one instruction
-        options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
-        return {constant: constants[constant] for constant in known if constant in constants} | options
+        chosen = {constant: constants[constant] for constant in known if constant in constants}
+        return chosen | {"num_warps": tile.warps, "num_stages": tile.stages}
 
-    def tile(self, kernel: str) -> "Tile":
+    def programs(self, kernel: str) -> int:
+        """How many programs of a kernel one image-head has."""
+        sizes, tile = self.constants, self.tile(kernel)
+        if kernel == "pack":
+            lines = self.height * _ceil(self.width, tile.queries)
+            if self.length:
+                lines += self.width * _ceil(self.height, tile.queries)
+            return lines + _ceil(sizes["ALL_SLOTS"], tile.keys)
+        if kernel == "relative_backward":
+            return self.splits
+        if kernel == "attend_backward_keys":
+            return sizes["STRIPS"] * _ceil(self.height, tile.keys // sizes["KEY_COLS"])
+        return _ceil(self.pixels, tile.queries)
+
+    def tile(self, kernel: str) -> Tile:
         """How a kernel is cut; a tile of keys stays within a strip and within the rows that share a tail."""
         tile = TILES[kernel](*self.traits)
         if not kernel.startswith("attend"):
             return tile
         columns = self.constants["KEY_COLS"]
-        keys = min(max(tile.keys, columns), columns * GROUP)
-        return tile._replace(keys=keys)
+        return tile._replace(keys=min(max(tile.keys, columns), columns * GROUP))
 
-    def _operand_sizes(self) -> tuple[int, ...]:
-        sizes = self.constants
-        query = sizes["GROUPS"] * sizes["TAIL"] + sizes["COLUMNS"]
-        slots = sizes["ALL_SLOTS"]
-        return self.pixels * query, slots * (sizes["MAIN"] + sizes["TAIL"]), slots * sizes["VALUES"]
 
-    def _gradient_sizes(self) -> tuple[int, ...]:
-        relative = self.constants["STRIPS"] * self.height + self.width if self.length else 0
-        return self.pixels * self.constants["VALUES"], self.pixels * relative
-
-    def device(self) -> torch.cuda.device:
-        return torch.cuda.device(self.qkv.device if self.qkv.is_cuda else -1)
+_plan = functools.lru_cache(maxsize=1024)(_Plan)
 
 
 def _layout(height: int, width: int, depth: int, value_depth: int) -> dict[str, int]:

@@ -1,0 +1,157 @@
+"""The first of the fused kernels: it lays out the operands of the attention for the others.
+
+A logit is q_i . k_j + rows_i[jy] + cols_i[jx]: a query has H + W relative logits beside its product with the keys, and
+each key adds two of them. Matrix products take depths of 16, so a head of 20 channels leaves 12 unused: they carry the
+rows. `pack` lays out, once for all the tiles that will read it,
+
+    queries  [pixel, GROUPS * TAIL + COLUMNS]   GROUPS times: q[MAIN:] | OUTSIDE | 0 ... | GROUP of the rows | 0 ...
+                                                then cols[0 : W] | 0 ...
+    keys     [strip, row, column, MAIN + TAIL]  k | 1 where the slot is beyond the map | 0 ... | one-hot of row % GROUP
+    values   [strip, row, column, VALUES]       v | 1 | 1 | 0 ...
+
+with keys in strips of KEY_COLS columns, so that a tile of KEY_ROWS x KEY_COLS keys is one piece of memory.
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def load_pixels(base, pixel_offset, valid, DEPTH: tl.constexpr, DEPTH_PAD: tl.constexpr):
+    """[pixels, DEPTH_PAD] of consecutive channels, zero outside."""
+    depth = tl.arange(0, DEPTH_PAD)
+    mask = valid[:, None] & (depth < DEPTH)[None, :]
+    return tl.load(base + pixel_offset[:, None] + depth[None, :], mask=mask, other=0.0)
+
+
+@triton.jit
+def store_pixels(base, pixel_offset, valid, value, DEPTH: tl.constexpr, DEPTH_PAD: tl.constexpr):
+    depth = tl.arange(0, DEPTH_PAD)
+    mask = valid[:, None] & (depth < DEPTH)[None, :]
+    tl.store(base + pixel_offset[:, None] + depth[None, :], value.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_line(
+    qkv, tables, head, image, i, first,
+    STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
+    D: tl.constexpr, D_PAD: tl.constexpr, TABLES_PER_HEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """BLOCK_M queries, from `first` on, of image row i (ROWS) or image column i: in a line all of them have the same
+    relative vectors for the same places, so that nothing needs to be skewed. Returns the queries [BLOCK_M, D_PAD],
+    their pixels, whether they exist, and where the vector of place 0 is: place p has the p-th after it."""
+    along = first + tl.arange(0, BLOCK_M)
+    iy = i if ROWS else along
+    ix = along if ROWS else i
+    exists = along < (W if ROWS else H)
+    base = qkv + image * STRIDE_B + head * D
+    q = load_pixels(base, iy * STRIDE_H + ix * STRIDE_W + along * 0, exists, D, D_PAD)
+    vectors = tables + (head * ((2 * H + 2 * W - 2) * D) if TABLES_PER_HEAD else 0)
+    vectors += (H - 1 - i) * D if ROWS else (2 * H + W - 2 - i) * D
+    return q, iy * W + ix, exists, vectors
+
+
+@triton.jit
+def pack_line(
+    qkv, tables, queries, local_image_head, image_head, i, first,
+    STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    MAIN: tl.constexpr, TAIL: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+    COLUMNS: tl.constexpr, PADDED: tl.constexpr, TABLES_PER_HEAD: tl.constexpr, RELATIVE: tl.constexpr,
+    OUTSIDE: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
+):  # fmt: skip
+    """The tails (ROWS) or the columns' logits of BLOCK_M queries of one image row or column: one product."""
+    WIDTH: tl.constexpr = GROUPS * TAIL if ROWS else COLUMNS
+    STRIDE: tl.constexpr = GROUPS * TAIL + COLUMNS
+    head = (image_head % HEADS).to(tl.int32)
+    q, pixel, exists, vectors = load_line(
+        qkv, tables, head, image_head // HEADS, i, first,
+        STRIDE_B, STRIDE_H, STRIDE_W, H, W, D, D_PAD, TABLES_PER_HEAD, ROWS, BLOCK_M,
+    )  # fmt: skip
+    wide = tl.arange(0, PADDED)
+    depth = tl.arange(0, D_PAD)[None, :]
+    part = wide % TAIL if ROWS else wide
+    place = (wide // TAIL) * GROUP + part - ROWS_AT if ROWS else wide
+    known = (part >= ROWS_AT) & (part < ROWS_AT + GROUP) & (place < H) if ROWS else wide < W
+    factors = tl.load(
+        vectors + place[:, None] * D + depth, mask=(known & RELATIVE)[:, None] & (depth < D), other=0.0
+    ).to(q.dtype)  # fmt: skip
+    if ROWS:  # unit vectors bring the last channels of q to their places
+        factors = tl.where((part < D - MAIN)[:, None] & (depth == (MAIN + part)[:, None]), 1.0, factors).to(q.dtype)
+    packed = tl.dot(q, tl.trans(factors), input_precision=PRECISION)
+    if ROWS:
+        packed = tl.where((part == D - MAIN)[None, :], OUTSIDE, packed)
+    start = queries + local_image_head * (H * W * STRIDE) + (0 if ROWS else GROUPS * TAIL)
+    store_pixels(start, pixel * STRIDE, exists, packed, WIDTH, PADDED)
+
+
+@triton.jit
+def pack_keys(
+    qkv, keys, values, local_image_head, image_head, tile,
+    STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
+    MAIN: tl.constexpr, TAIL: tl.constexpr, KEY: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr,
+    VALUES: tl.constexpr, KEY_COLS: tl.constexpr, ALL_SLOTS: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    ALL_ROWS: tl.constexpr = (H + GROUP - 1) // GROUP * GROUP
+    head = (image_head % HEADS).to(tl.int32)
+    slot = tile * SLOTS + tl.arange(0, SLOTS)
+    exists = slot < ALL_SLOTS
+    jy = (slot // KEY_COLS) % ALL_ROWS
+    jx = (slot // (KEY_COLS * ALL_ROWS)) * KEY_COLS + slot % KEY_COLS
+    on_map = (jy < H) & (jx < W)
+    place = jy * STRIDE_H + jx * STRIDE_W
+    image = qkv + (image_head // HEADS) * STRIDE_B
+    k = load_pixels(image + (HEADS + head) * D, place, on_map, D, KEY)
+    depth = tl.arange(0, KEY)[None, :]
+    k = tl.where(depth == D, tl.where(on_map, 0.0, 1.0)[:, None], k)
+    k = tl.where(depth - (MAIN + ROWS_AT) == (jy % GROUP)[:, None], 1.0, k)
+    keys += local_image_head * (ALL_SLOTS * (MAIN + TAIL))
+    store_pixels(keys, slot * (MAIN + TAIL), exists, k, MAIN + TAIL, KEY)
+    v = load_pixels(image + 2 * HEADS * D + head * DV, place, on_map, DV, VALUES)
+    depth = tl.arange(0, VALUES)[None, :]
+    v = tl.where((depth == DV) | (depth == DV + 1), 1.0, v)
+    store_pixels(values + local_image_head * (ALL_SLOTS * VALUES), slot * VALUES, exists, v, VALUES, VALUES)
+
+
+@triton.jit(do_not_specialize=["first_image_head"])
+def pack(
+    qkv, tables, queries, keys, values, first_image_head,
+    STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr,
+    MAIN: tl.constexpr, TAIL: tl.constexpr, KEY: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr,
+    GROUPS: tl.constexpr, COLUMNS: tl.constexpr, VALUES: tl.constexpr, KEY_COLS: tl.constexpr,
+    ALL_SLOTS: tl.constexpr, TAILS_PADDED: tl.constexpr, COLUMNS_PADDED: tl.constexpr,
+    TABLES_PER_HEAD: tl.constexpr, RELATIVE: tl.constexpr, OUTSIDE: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, SLOTS: tl.constexpr,
+):  # fmt: skip
+    """The operands of the attention, see above. Of each head's programs the first ones take BLOCK_M queries of an image
+    row, the next BLOCK_M queries of an image column, the last SLOTS keys."""
+    row_blocks: tl.constexpr = (W + BLOCK_M - 1) // BLOCK_M
+    column_blocks: tl.constexpr = (H + BLOCK_M - 1) // BLOCK_M
+    in_rows: tl.constexpr = H * row_blocks
+    in_columns: tl.constexpr = W * column_blocks if RELATIVE else 0
+    of_keys: tl.constexpr = (ALL_SLOTS + SLOTS - 1) // SLOTS
+    local_image_head = (tl.program_id(0) // (in_rows + in_columns + of_keys)).to(tl.int64)
+    image_head = local_image_head + first_image_head  # int64: a batch may hold more than 2**31 elements
+    program = tl.program_id(0) % (in_rows + in_columns + of_keys)
+    if program < in_rows:
+        pack_line(
+            qkv, tables, queries, local_image_head, image_head,
+            program // row_blocks, program % row_blocks * BLOCK_M,
+            STRIDE_B, STRIDE_H, STRIDE_W, HEADS, H, W, D, D_PAD, MAIN, TAIL, ROWS_AT, GROUP, GROUPS, COLUMNS,
+            TAILS_PADDED, TABLES_PER_HEAD, RELATIVE, OUTSIDE, PRECISION, True, BLOCK_M,
+        )  # fmt: skip
+    elif program < in_rows + in_columns:
+        pack_line(
+            qkv, tables, queries, local_image_head, image_head,
+            (program - in_rows) // column_blocks, (program - in_rows) % column_blocks * BLOCK_M,
+            STRIDE_B, STRIDE_H, STRIDE_W, HEADS, H, W, D, D_PAD, MAIN, TAIL, ROWS_AT, GROUP, GROUPS, COLUMNS,
+            COLUMNS_PADDED, TABLES_PER_HEAD, RELATIVE, OUTSIDE, PRECISION, False, BLOCK_M,
+        )  # fmt: skip
+    else:
+        pack_keys(
+            qkv, keys, values, local_image_head, image_head, program - in_rows - in_columns,
+            STRIDE_B, STRIDE_H, STRIDE_W, HEADS, H, W, D, DV, MAIN, TAIL, KEY, ROWS_AT, GROUP, VALUES, KEY_COLS,
+            ALL_SLOTS, SLOTS,
+        )  # fmt: skip
