@@ -360,13 +360,14 @@ def test_the_command_names_bad_images_and_does_the_others(run, coco_folder, tmp_
         (["{run}", "{image}", "--sheet", "sheet.gif"], "must end in .png"),
         (["{run}", "{image}", "--sheet", "{out}/nowhere/sheet.png"], "no folder"),
         (["{run}", "{image}", "--weights", "ema"], "no weights 'ema'"),
+        (["{run}", "{image}", "-o", "{image}"], "is a file, not a folder"),
     ],
 )
 def test_the_command_explains_what_is_wrong(run, coco_folder, tmp_path, capsys, arguments, told):
     words = {"run": run, "image": coco_folder / "val" / "000101.png", "out": tmp_path}
     filled = [argument.format(**words) for argument in arguments]
     try:
-        code = cli.main(["detect", *filled, "-o", str(tmp_path / "out")])
+        code = cli.main(["detect", "-o", str(tmp_path / "out"), *filled])
     except SystemExit as leaving:
         code = leaving.code
     printed = capsys.readouterr().err

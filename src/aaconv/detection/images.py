@@ -47,6 +47,8 @@ def detect_files(
     classes = loaded.classes or [f"class {label}" for label in range(loaded.model.num_classes)]
     category_ids = category_ids or tuple(range(1, len(classes) + 1))
     files, output = list(files), Path(output)
+    if output.exists() and not output.is_dir():
+        raise ValueError(f"{output} is a file, not a folder for the pictures; name another")
     output.mkdir(parents=True, exist_ok=True)
     if sheet_file is not None:
         check_writable(sheet_file)

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.models.detection._utils import BoxCoder
+from torchvision.models.detection._utils import BoxCoder, encode_boxes
 from torchvision.ops import box_iou, sigmoid_focal_loss
 
 CODER = BoxCoder((1.0, 1.0, 1.0, 1.0))
@@ -44,7 +44,8 @@ def match(anchors: Tensor, boxes: Tensor, present: Tensor, foreground: float = 0
     matches = torch.where(best < foreground, IGNORED, nearest)
     matches = torch.where(best < background, BACKGROUND, matches)
     highest = overlap.amax(dim=2, keepdim=True)
-    needed = ((overlap == highest) & (highest > 0)).any(dim=1)
+    # Not ==: a compiler may compute the overlap twice, and differently in the last bit.
+    needed = ((overlap >= highest * (1 - 1e-6)) & (highest > 0)).any(dim=1)
     return torch.where(needed, nearest, matches)
 
 
@@ -86,7 +87,8 @@ class DetectionLoss(nn.Module):
         # An anchor without an object is its own target: no logarithm of a box that is not there.
         every = anchors.expand(len(boxes), -1, -1)
         wanted_boxes = torch.where(found[..., None], boxes.gather(1, index[..., None].expand(-1, -1, 4)), every)
-        codes = CODER.encode_single(wanted_boxes.reshape(-1, 4), every.reshape(-1, 4)).view_as(deltas)
+        # Not CODER.encode_single, which copies its weights to the device and waits for it.
+        codes = encode_boxes(wanted_boxes.reshape(-1, 4), every.reshape(-1, 4), anchors.new_ones(4)).view_as(deltas)
         apart = F.smooth_l1_loss(deltas, codes, beta=self.box_beta, reduction="none")
         box_loss = torch.where(found[..., None], apart, 0.0).sum()
         return class_loss, self.box_weight * box_loss, found.sum()
