@@ -1,6 +1,7 @@
 """Evaluation: the run's own figures again, other data, confusions, and what does not fit together."""
 
 import json
+from dataclasses import replace
 
 import pytest
 import torch
@@ -74,11 +75,14 @@ def test_confusions_name_the_worst_first():
 
 def test_print_is_a_table_or_json(capsys):
     worst = Confused("n01440764", 50, 40.0, {"pike": 20, "eel": 10})
-    found = Evaluation("runs/x", "fish", 1234, {"loss": 1.23456, "top1": 81.256, "top5": 95.0}, [worst])
+    others = [Confused(f"fish {number}", 50, 100.0, {}) for number in range(9)]
+    found = Evaluation("runs/x", "fish", 1234, {"loss": 1.23456, "top1": 81.256, "top5": 95.0}, [worst, *others])
     print_evaluation(found)
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     assert lines[:2] == ["runs/x on 1,234 images of fish", "top-1 81.26 %, top-5 95.00 %, loss 1.2346"]
     assert lines[-1].split("  ")[-1] == "pike (20), eel (10)"
     assert max(map(len, lines)) <= 80
+    print_evaluation(replace(found, classes=[worst]))
+    assert "top-5" not in capsys.readouterr().out  # of a handful of classes it says nothing
     print_evaluation(found, as_json=True)
     assert json.loads(capsys.readouterr().out)["classes"][0]["taken_for"] == {"pike": 20, "eel": 10}

@@ -119,7 +119,7 @@ def print_evaluation(found: Evaluation, *, worst: int = 10, as_json: bool = Fals
     figures = ", ".join(
         f"{titles.get(name, name)} {value:.4f}" if "loss" in name else f"{titles.get(name, name)} {value:.2f} %"
         for name, value in sorted(found.metrics.items(), key=lambda item: "loss" in item[0])
-        if value is not None
+        if value is not None and not (name == "top5" and len(found.classes) <= 5)
     )
     output.print(Text(f"{found.source} on {found.images:,} images of {found.data}"), soft_wrap=True)
     output.print(Text(figures, "bold"), soft_wrap=True)

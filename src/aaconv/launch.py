@@ -73,9 +73,8 @@ def conclusion(summary: dict[str, Any], run: Path) -> str:
     from . import run_folder
 
     titles = {"top1": "top-1", "top5": "top-5", "mAP": "mAP", "mAP50": "mAP50", "mAP75": "mAP75"}
-    results = ", ".join(
-        f"{title} {summary[key]:.2f} %" for key, title in titles.items() if summary.get(key) is not None
-    )
+    found = {title: summary[key] for key, title in titles.items() if summary.get(key) is not None}
+    results = ", ".join(f"{title} {value:.2f} %" for title, value in found.items() if (title, value) != ("top-5", 100))
     lines = [
         f"{results}, loss {summary['loss']:.4f}" if summary.get("loss") is not None else results,
         f"{summary['epochs']} epochs, {duration(summary['seconds_per_epoch'])} each, "
