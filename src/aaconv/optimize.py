@@ -27,7 +27,7 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     if recipe.eps is not None:
         options["eps"] = recipe.eps
     try:
-        return create_optimizer_v2(
+        optimizer = create_optimizer_v2(
             parameters,
             opt=recipe.optimizer,
             lr=peak_rate(recipe),
@@ -37,6 +37,11 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
         )
     except (ValueError, TypeError) as error:
         raise ValueError(f"optimizer={recipe.optimizer!r} cannot be used: {error}") from None
+    if "fused" in options and recipe.momentum:
+        for parameter in parameters:
+            # Where fp16 overflows in the very first step, fused SGD skips it and leaves the momentum uninitialised.
+            optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
+    return optimizer
 
 
 def make_schedule(recipe: Recipe, optimizer: Optimizer, steps_per_epoch: int) -> Scheduler:
