@@ -175,6 +175,13 @@ def test_the_page_is_one_file(loaded, image, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
+def test_a_page_of_aa_resnet50_can_be_sent(tmp_path):
+    photograph = np.random.default_rng(0).integers(0, 256, (250, 300, 3), dtype=np.uint8)
+    written = write_page("aa_resnet50", [photograph], tmp_path / "page.html")
+    assert written.layers == 13
+    assert written.bytes < 3e6  # the goal is 15 MB
+
+
 def test_trained_weights_are_not_called_untrained(image, tmp_path):
     torch.save(load_model(MODEL).model.state_dict(), tmp_path / "weights.pt")
     assert study(MODEL, [image], weights=str(tmp_path / "weights.pt")).trained

@@ -82,7 +82,7 @@ def test_what_the_network_pins_is_said(loaded, tmp_path):
     said = []
     model = Pinned().eval()
     checks = export.export(replace(loaded, model=model), tmp_path / "model.pt2", say=said.append)
-    assert said[0].startswith("not with batch, height, width free: torch.export: ")
+    assert said[1].startswith("not with batch, height, width free: torch.export: ")
     assert said[-1].endswith("free: batch")
     assert len(checks) == 2
 
@@ -146,7 +146,7 @@ def test_a_detector_is_exported_with_its_postprocessing(detector, tmp_path):
     said = []
     export.export(detector, tmp_path / "model.pt2", say=said.append)
     assert said[-1].endswith("images [1, 3, 64, 64] -> boxes, scores, labels; free: nothing")
-    assert "objects" in said[0]
+    assert any("objects" in line for line in said)
     image = torch.randn(3, 64, 64)
     [exact] = detector.model.detect([image])
     for part, other in zip(outputs_of(tmp_path / "model.pt2", image[None]), exact, strict=True):

@@ -77,11 +77,14 @@ def export(
     size = size or loaded.size
     subject = _subject(loaded, size, raw)
     with replacing(path) as draft, _torch_alone(subject.module):
+        say(f"tracing {loaded.source} at {size} x {size}")
         program, free = _trace(subject, size, fixed, say)
         if path.suffix == ".onnx":
+            say("translating to ONNX, which takes minutes for a large network")
             run = _write_onnx(program, subject, draft, opset or OPSET)
         else:
             run = _write_program(program, draft)
+        say("running the file beside the network")
         checks = _compare(run, subject, size, free, say)
         megabytes = draft.stat().st_size / 1e6
     say(f"wrote {path}: {megabytes:.1f} MB, {INPUT} [{'batch' if free.batch else 1}, 3, {size}, {size}] -> "
