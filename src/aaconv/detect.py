@@ -340,7 +340,7 @@ def print_detections(
 ) -> None:
     """Find objects in image files, draw them into the folder `output`, and say how many there are."""
     from .detection.images import RESULTS, detect_files
-    from .evaluate import pick_device
+    from .machine import pick_device
     from .predict import find_images
     from .run_folder import is_run, load_model, read_config
 
