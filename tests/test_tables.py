@@ -122,6 +122,26 @@ def test_measured_values_are_read_from_the_repository(tmp_path, monkeypatch):
     assert found["BAM", "infer"].match is None
 
 
+def test_measured_map_stands_in_tables_5_and_8(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    runs = tmp_path / "results" / "coco"
+    runs.mkdir(parents=True)
+    position = {"position": "none"}
+    records = [
+        {"model": "aa_retinanet_resnet50", "options": {}, "mAP": 38.17, "mAP50": 56.0, "mAP75": None, "epochs": 150},
+        {"model": "aa_retinanet_resnet50", "options": position, "mAP": 37.0, "mAP50": 55.0, "mAP75": 40.2},
+    ]
+    for number, record in enumerate(records):
+        (runs / f"{number}.json").write_text(json.dumps(record))
+    found = {(cell.table, cell.row, cell.column): cell for cell in cells([5, 8]) if cell.column.startswith("mAP")}
+    assert (found[5, "AA-ResNet-50", "mAP"].ours, found[5, "AA-ResNet-50", "mAP"].match) == ("38.2", True)
+    assert found[5, "AA-ResNet-50", "mAP75"].ours is None  # nothing could compute it where it was trained
+    assert found[8, "relative", "mAP50"].ours == "56.0"
+    assert found[8, "none", "mAP"].ours == "37.0"
+    assert found[8, "none", "mAP75"].match is True
+    assert found[5, "ResNet-50", "mAP"].ours is None
+
+
 @pytest.mark.parametrize(
     ("file", "content", "told"),
     [

@@ -167,7 +167,7 @@ def measured(number: int, row: Row, column: str) -> float | None:
 
 def _runs(results: dict[tuple, list[dict]], table: PaperTable, row: Row, column: str) -> list[dict]:
     found = results.get((table.dataset, row.model, _key(row.options)), [])
-    return [run for run in found if _name(column) in run]
+    return [run for run in found if run.get(_name(column)) is not None]
 
 
 def _name(column: str) -> str:
