@@ -14,7 +14,7 @@ from PIL import Image
 from test_cli import error_of, run
 from tiny_runs import train_tiny, write_course
 
-from aaconv import launch, progress, recipes, run_folder
+from aaconv import cli, launch, progress, recipes, run_folder
 
 DATA = Path(__file__).parents[2] / "shared" / "data"
 TINY = ("--epochs", "1", "--batch", "16", "--train-limit", "32", "--eval-limit", "32", "--device", "cpu")
@@ -157,8 +157,20 @@ def test_resume_of_a_finished_run_says_so(tiny, capsys):
 def test_torchrun_needs_one_folder_for_all(monkeypatch, here):
     monkeypatch.setenv("RANK", "0")
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(ValueError, match="--run DIR"):
+    with pytest.raises(ValueError, match="--run-dir DIR"):
         launch.free_folder(recipes.get("demo-aa"))
+
+
+def test_torchrun_leaves_our_options_alone():
+    """It refuses words that could be short for several of its own, also behind the name of the script."""
+    from torch.distributed.run import get_args_parser
+
+    theirs = [option for action in get_args_parser()._actions for option in action.option_strings]
+    commands = next(action for action in cli._command_line()._actions if action.dest == "command")
+    ours = [option for action in commands.choices["train"]._actions for option in action.option_strings]
+    assert "--run-dir" in ours
+    ambiguous = [option for option in ours if len([name for name in theirs if name.startswith(option)]) > 1]
+    assert [option for option in ambiguous if option not in theirs] == ["--run"]
 
 
 def test_the_papers_result_stands_below_ours(tmp_path):

@@ -28,7 +28,7 @@ def choose(name: str | None, source: str | None, changes: dict[str, Any], device
 def free_folder(recipe: Recipe, runs: Path = RUNS) -> Path:
     """runs/NAME-seedN, with the first number behind it that is free; all processes of torchrun must agree on one."""
     if started_by_torchrun():
-        raise ValueError("name the folder of the run with --run DIR: all processes, and restarted ones, must agree")
+        raise ValueError("name the folder of the run with --run-dir DIR: all processes, and restarted ones, must agree")
     base = runs / f"{recipe.name}-seed{recipe.seed}"
     number, folder = 1, base
     while folder.exists():

@@ -36,8 +36,12 @@ def _add_train(commands: Any) -> None:
         "--from", dest="source", metavar="FILE", help="take the recipe from a YAML file, as in RUN/recipe.yaml"
     )
     train.add_argument("--resume", metavar="RUN", help="go on with a run that was interrupted")
+    # torchrun takes --run for one of its own options, wherever it stands: --run-dir is the name for its command line.
     train.add_argument(
-        "--run", dest="folder", metavar="DIR", help="folder for the run, default: runs/NAME-seedN, numbered"
+        *("--run", "--run-dir"),
+        dest="folder",
+        metavar="DIR",
+        help="folder for the run, default: runs/NAME-seedN, numbered; after torchrun write --run-dir",
     )
     train.add_argument("--device", metavar="DEVICE", help="cuda, cuda:1 or cpu; default: a GPU if there is one")
     train.add_argument("--tensorboard", action="store_true", help="write events for TensorBoard, into RUN/tensorboard")
