@@ -46,9 +46,6 @@ class Detect(Task):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
         self.criterion = DetectionLoss()
-        self._train_criterion: nn.Module = self.criterion
-        if recipe.compile != "off":
-            self._train_criterion = torch.compile(self.criterion, dynamic=False)
         self._judged: DetectionDataset | None = None
         self._world: World | None = None
         self._told = False
@@ -92,6 +89,10 @@ class Detect(Task):
         )
         self._judged, self._world = test.dataset, world
         return train, test
+
+    @cached_property
+    def _train_criterion(self) -> nn.Module:
+        return self.criterion if self.recipe.compile == "off" else torch.compile(self.criterion, dynamic=False)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         images, targets = batch
