@@ -207,6 +207,7 @@ def test_nothing_in_a_file_can_run(tmp_path, capsys):
     ("arguments", "hint"),
     [
         (["missing.pt", "-o", "out.safetensors"], "there is no file missing.pt"),
+        (["picture.pt", "-o", "out.safetensors"], "picture.pt"),
         (["state.pt", "-o", "out.pt"], "must end in .safetensors"),
         (["state.pt", "-o", "out.safetensors"], "no layer of a known layout"),
         (["state.pt", "-o", "out.safetensors", "--layout", "chexpert"], "no layer in the layout chexpert"),
@@ -215,6 +216,7 @@ def test_nothing_in_a_file_can_run(tmp_path, capsys):
 def test_wrong_arguments_are_one_line(arguments, hint, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     torch.save({"weight": torch.zeros(2)}, "state.pt")
+    (tmp_path / "picture.pt").write_bytes(b"RIFF\x00\x00\x00\x00WEBPVP8 ")
     assert cli.main(["convert", *arguments]) == 2
     error = capsys.readouterr().err
     assert hint in error

@@ -298,6 +298,10 @@ def test_the_command_writes_page_and_figure(image, tmp_path, monkeypatch, capsys
     ("arguments", "hint"),
     [
         (["plain_small", "cat.png"], "plain_small has no AAConv2d layers, so there is no attention to show; aa_small"),
+        (
+            ["cbam_resnet18", "cat.png"],
+            "cbam_resnet18 has no AAConv2d layers, so there is no attention to show; aa_resnet18",
+        ),
         (["aa_smal", "cat.png"], "did you mean aa_small"),
         (["runs/nothing", "cat.png"], "runs/nothing is no run folder"),
         (["aa_small", "dog.png"], "there is no image dog.png"),

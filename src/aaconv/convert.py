@@ -197,7 +197,13 @@ def convert_file(
     if path.suffix != ".safetensors":
         raise ValueError(f"the file to write must end in .safetensors, got {str(path)!r}")
     check_writable(path)
-    converted = convert(read_weights(source), layout, inexact=inexact)
+    try:
+        state = read_weights(source)
+    except (ValueError, OSError, MemoryError):
+        raise
+    except Exception as error:  # torch's unpickler raises whatever broken bytes lead it to
+        raise ValueError(f"{source} holds no weights, reading it ends in {type(error).__name__}: {error}") from None
+    converted = convert(state, layout, inexact=inexact)
     with replacing(path) as draft:
         write_file(draft, encode(converted.state))
     lines = [

@@ -20,12 +20,13 @@ from torch import Tensor, nn
 from ..attention.heads import split_heads
 from ..layer import AAConv2d
 from ..models import list_models
+from ..models._family import KINDS
 
 LARGEST_MAP = 2500
 """Pixels of an attention map; the check holds all weights between them at once."""
 TOLERANCE = 0.004
 """Of the largest weight of a row: beyond it 16 bits are not enough, and 32 are kept."""
-KINDS = {"int16": "<i2", "float32": "<f4"}
+NUMBERS = {"int16": "<i2", "float32": "<f4"}
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class Packed:
 
     def unpack(self, height: int, width: int) -> Factors:
         """The factors of a map of height x width, as the page reads them."""
-        numbers = np.frombuffer(base64.b64decode(self.text), KINDS[self.kind])
+        numbers = np.frombuffer(base64.b64decode(self.text), NUMBERS[self.kind])
         parts, start = {}, 0
         for name, shape in self.shapes.items():
             stop = start + int(np.prod(shape))
@@ -133,7 +134,8 @@ def _is_augmented(module: nn.Module) -> bool:
 
 def _sibling(name: str) -> str:
     network = name.rpartition("/")[2].partition(".")[0]
-    network = network.partition("_")[2] if network.partition("_")[0] in ("plain", "se", "ge") else network
+    kind, _, rest = network.partition("_")
+    network = rest if kind in KINDS else network
     near = next(iter(list_models(f"aa_{network}")), "aa_resnet50")
     return f"{near} has some"
 
@@ -189,7 +191,7 @@ def _factors(layer: AAConv2d, x: Tensor) -> Factors:
 
 def pack(factors: Factors, exact: np.ndarray) -> Packed:
     """In 16 bits, or in 32 where the maps [heads, HW, HW] would come out too far from the exact ones."""
-    for kind in KINDS:
+    for kind in NUMBERS:
         packed = _pack(factors, kind)
         error = _error(packed.unpack(factors.height, factors.width).maps(), exact)
         if error <= TOLERANCE:
@@ -207,7 +209,7 @@ def _pack(factors: Factors, kind: str) -> Packed:
             scale = np.abs(part).max(axis=(1, 2)).clip(min=1e-30) / 32767
             part = np.rint(part / scale[:, None, None])
         scales[name] = scale.tolist()
-        raw += part.astype(KINDS[kind]).tobytes()
+        raw += part.astype(NUMBERS[kind]).tobytes()
     shapes = {name: part.shape for name, part in factors.parts().items()}
     return Packed(kind, shapes, scales, base64.b64encode(raw).decode())
 
