@@ -20,14 +20,14 @@ def plan(shape, dtype):
     return triton_backend._prepare(qkv, tables, heads, heads * depth)[0]
 
 
-def ptx(name, shape, dtype):
-    """The assembly of a kernel for [batch, height, width, heads, key depth, value depth]."""
+def code(name, shape, dtype):
+    """What triton makes of a kernel, by stage."""
     from aaconv.attention import triton_kernels
 
     chosen = plan(shape, dtype)
     kernel = getattr(triton_kernels, name)
     constants = chosen.launch_constants(name, kernel.arg_names)
-    options = {option: constants.pop(option) for option in ("num_warps", "num_stages")}
+    options = {option: constants.pop(option) for option in ("num_warps", "num_stages", "enable_fp_fusion")}
     element = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}[dtype]
     signature = {
         argument: "constexpr" if argument in constants else POINTERS.get(argument, element)
@@ -35,7 +35,7 @@ def ptx(name, shape, dtype):
     } | {"first_image_head": "i32"}
     places = {(kernel.arg_names.index(argument),): value for argument, value in constants.items()}
     source = ASTSource(fn=kernel, signature=signature, constexprs=places)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm["ptx"]
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
 
 
 KERNELS = list(triton_backend.TILES)
@@ -47,9 +47,18 @@ SHAPES = [(2, 14, 14, 8, 20, 3), (2, 32, 32, 8, 20, 2)]
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_no_kernel_uses_wgmma(kernel, shape):
     """Triton 3.6 and 3.7 let it read beyond the shared memory of operands as small as ours."""
-    assembly = ptx(kernel, shape, torch.bfloat16)
+    assembly = code(kernel, shape, torch.bfloat16)["ptx"]
     assert "mma.sync" in assembly
     assert "wgmma" not in assembly
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_float32_products_are_summed_apart():
+    """Triton likes to make total + a b one product that accumulates onto the total."""
+    lines = code("attend_forward", SHAPES[0], torch.float32)["ttir"].splitlines()
+    products = [line for line in lines if "tt.dot" in line]
+    assert len(products) == 3
+    assert all("%cst" in line for line in products)  # they accumulate onto zeros
 
 
 @pytest.mark.parametrize(

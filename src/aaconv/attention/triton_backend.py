@@ -23,7 +23,7 @@ MAX_DEPTH = 128
 MAX_SIDE = 128
 PROGRAMS = 1056
 """Programs that add up the tables' gradient: 8 for each of an H200's 132 multiprocessors."""
-SCRATCH = 4.0
+SCRATCH = 8.0
 """Most the scratch may hold, in multiples of the input's bytes."""
 GROUP = 8
 """Rows of keys whose relative logits travel together with the queries, in the unused depth of a product."""
@@ -269,7 +269,8 @@ class _Plan:
             "KEY_ROWS": tile.keys // self.constants["KEY_COLS"],
         }
         chosen = {constant: constants[constant] for constant in known if constant in constants}
-        return chosen | {"num_warps": tile.warps, "num_stages": tile.stages}
+        # enable_fp_fusion: the scale and the largest logit enter an exponential in one instruction
+        return chosen | {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
 
     def programs(self, kernel: str) -> int:
         """How many programs of a kernel one image-head has."""

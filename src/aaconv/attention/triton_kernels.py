@@ -32,7 +32,8 @@ def one_hot(index, SIZE: tl.constexpr, dtype: tl.constexpr):
 def add_product(total, a, b, PRECISION: tl.constexpr, EXACT: tl.constexpr):
     """total + a b. In float32 the product is summed apart: one long chain of additions would lose digits."""
     if EXACT:
-        return total + tl.dot(a, b, input_precision=PRECISION)
+        # max_num_imprecise_acc has no meaning for float32, but without it triton turns this into the chain after all
+        return total + tl.dot(a, b, input_precision=PRECISION, max_num_imprecise_acc=1)
     return tl.dot(a, b, total, input_precision=PRECISION)
 
 
