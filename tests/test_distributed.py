@@ -210,8 +210,8 @@ def test_torchrun_restarts_a_killed_worker_and_the_run_goes_on(tmp_path):
     assert codes == [0, 0], text
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1"]
     torchrun += ["--master-port", str(free_port())]
-    # Without the -- torchrun takes --run for one of its own options.
-    command = [*torchrun, "-m", "--", "aaconv", "train", "--from", str(tmp_path / "recipe.yaml"), "--run", str(run)]
+    # --run-dir: torchrun would take --run for an option of its own.
+    command = [*torchrun, "-m", "aaconv", "train", "--from", str(tmp_path / "recipe.yaml"), "--run-dir", str(run)]
     environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
     with (tmp_path / "log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment)

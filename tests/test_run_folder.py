@@ -17,7 +17,7 @@ from aaconv.run_folder import is_run, load_model, overrides_of, read_metrics, re
 from aaconv.tables import cells
 from aaconv.train import train
 
-RECIPE = tiny(ema=0.5, model=Model("aa_wrn16_4", {"num_heads": 4}), epochs=1, batch=4, train_limit=8, eval_limit=4)
+RECIPE = tiny(ema=0.5, model=Model("aa_small", {"num_heads": 2}), epochs=1, batch=4, train_limit=8, eval_limit=4)
 
 
 @pytest.fixture(scope="module")
@@ -60,17 +60,17 @@ def test_timm_loads_the_folder_itself(run):
 
 
 def test_a_network_by_name():
-    loaded = load_model("aa_wrn16_4", options={"num_heads": 2}, num_classes=7)
+    loaded = load_model("aa_small", options={"num_heads": 2}, num_classes=7)
     assert (loaded.recipe, loaded.classes, loaded.metrics, loaded.size) == (None, None, None, 32)
     assert logits(loaded.model).shape == (1, 7)
 
 
 def test_a_network_by_name_with_a_file_of_weights(run, tmp_path):
-    options = {"num_heads": 4}
-    loaded = load_model("aa_wrn16_4", options=options, num_classes=2, weights=run / "model.safetensors")
+    options = {"num_heads": 2}
+    loaded = load_model("aa_small", options=options, num_classes=2, weights=run / "model.safetensors")
     assert torch.equal(logits(loaded.model), logits(load_model(run, weights="last").model))
     with pytest.raises(ValueError, match=r"does not fit the network: of .* it has \[.*\], the network"):
-        load_model("aa_wrn16_4", options=options, num_classes=3, weights=run / "model.safetensors")
+        load_model("aa_small", options=options, num_classes=3, weights=run / "model.safetensors")
 
 
 @pytest.mark.parametrize(
@@ -79,9 +79,9 @@ def test_a_network_by_name_with_a_file_of_weights(run, tmp_path):
         ("aa_wrn16_5", {}, "did you mean"),
         ("runs/nothing", {}, "is no run folder"),
         (Path("nothing"), {}, "is no run folder"),
-        ("aa_wrn16_4", {"options": {"hedas": 3}}, "hedas"),
-        ("aa_wrn16_4", {"weights": "best"}, "belong to a run folder"),
-        ("aa_wrn16_4", {"weights": "nothing.safetensors"}, "there is no file"),
+        ("aa_small", {"options": {"hedas": 3}}, "hedas"),
+        ("aa_small", {"weights": "best"}, "belong to a run folder"),
+        ("aa_small", {"weights": "nothing.safetensors"}, "there is no file"),
     ],
 )
 def test_what_cannot_be_loaded_is_named(source, options, message):
@@ -187,7 +187,7 @@ def read_csv(path):
 
 def test_results_on_part_of_the_images_are_kept_apart(run, tmp_path):
     path = record_result(run, tmp_path / "results")
-    assert path == tmp_path / "results/shapes-part/aa_wrn16_4-num_heads_4-seed0.json"
+    assert path == tmp_path / "results/shapes-part/aa_small-num_heads_2-seed0.json"
 
 
 def test_only_finished_runs_have_results(run, tmp_path):
@@ -200,7 +200,7 @@ def test_only_finished_runs_have_results(run, tmp_path):
 
 
 def test_the_network_is_the_one_that_was_trained(run):
-    """Options reach it: four heads, and tables for images of 32 pixels."""
+    """Options reach it: two heads, and tables for images of 32 pixels."""
     loaded = load_model(run).model.state_dict()
-    fresh = create_model("aa_wrn16_4", num_heads=4, num_classes=2, img_size=32).state_dict()
+    fresh = create_model("aa_small", num_heads=2, num_classes=2, img_size=32).state_dict()
     assert {name: value.shape for name, value in loaded.items()} == {name: value.shape for name, value in fresh.items()}

@@ -1,9 +1,6 @@
 """The loop: what it counts, what it leaves behind, and that every way to compute a step computes the same."""
 
 import copy
-import subprocess
-import sys
-import tarfile
 from pathlib import Path
 
 import pytest
@@ -22,7 +19,6 @@ from aaconv.run_folder import load_model, read_metrics, read_speed
 from aaconv.running import RunningSums
 from aaconv.train import Trainer, train
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
 CPU = World(torch.device("cpu"))
 WITHOUT_DROPOUT = Model("test_efficientnet_gn")
 
@@ -312,45 +308,3 @@ def test_limits_that_cannot_be_are_named(changes, message):
 def test_a_limit_beyond_the_images_is_named(folder):
     with pytest.raises(ValueError, match="train_limit must be 1 to 24, the number of images, got 25"):
         tasks.open_data(tiny(data=f"folder/{folder}", train_limit=25))
-
-
-@pytest.fixture(scope="session")
-def cifar_dir(tmp_path_factory):
-    if not (DATA / "cifar100/unpack.py").exists():
-        pytest.skip(f"no CIFAR-100 in {DATA}")
-    place = tmp_path_factory.mktemp("cifar")
-    subprocess.run([sys.executable, DATA / "cifar100/unpack.py", place], check=True, capture_output=True)
-    return place
-
-
-def test_an_epoch_of_real_cifar(cifar_dir, tmp_path):
-    recipe = tiny(data="cifar100", data_dir=str(cifar_dir), epochs=1, train_limit=64, eval_limit=50)
-    summary = train(recipe, tmp_path / "run", device="cpu")
-    assert summary["steps"] == 4
-    assert len(load_model(tmp_path / "run").classes) == 100
-
-
-@pytest.fixture(scope="session")
-def imagenette(tmp_path_factory):
-    """Four photographs of each class and split."""
-    tars = {split: DATA / f"imagenette160/{split}.tar" for split in ("train", "val")}
-    if not all(tar.exists() for tar in tars.values()):
-        pytest.skip(f"no Imagenette in {DATA}")
-    place, seen = tmp_path_factory.mktemp("imagenette"), {}
-    for tar in tars.values():
-        with tarfile.open(tar) as file:
-            for member in file:
-                if member.isfile():
-                    parent = str(Path(member.name).parent)
-                    seen[parent] = seen.get(parent, 0) + 1
-                    if seen[parent] <= 4:
-                        file.extract(member, place, filter="data")
-    return place
-
-
-def test_an_epoch_of_real_photographs(imagenette, tmp_path):
-    root = next(imagenette.rglob("train")).parent
-    recipe = tiny(data=f"folder/{root}", size=64, epochs=1, batch=8, train_limit=32, eval_limit=20, workers=1)
-    summary = train(recipe, tmp_path / "run", device="cpu")
-    assert summary["steps"] == 4
-    assert len(load_model(tmp_path / "run").classes) == 10

@@ -60,9 +60,9 @@ def make_schedule(recipe: Recipe, optimizer: Optimizer, steps_per_epoch: int) ->
         case "cosine":
             if not 0 <= recipe.min_lr <= peak_rate(recipe):
                 raise ValueError(f"min_lr must be 0 to the peak {peak_rate(recipe):g}, got {recipe.min_lr}")
-            return CosineLRScheduler(
-                optimizer, max(1, total - warm_up), lr_min=recipe.min_lr, warmup_prefix=True, **common
-            )
+            # At least 2: for a single step timm warns that there is nothing to fall.
+            fall = max(2, total - warm_up)
+            return CosineLRScheduler(optimizer, fall, lr_min=recipe.min_lr, warmup_prefix=True, **common)
         case "step":
             # timm decays one update before the one that is named.
             decays = [round(epoch * steps_per_epoch) + 1 for epoch in sorted(recipe.decay_epochs)]

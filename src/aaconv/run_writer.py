@@ -29,7 +29,10 @@ class RunWriter:
     def begin(self, device: torch.device, processes: int) -> None:
         """Make the folder; only now, when the data and the network have been found."""
         run_folder.check_free(self.run)
-        self.run.mkdir(parents=True, exist_ok=True)
+        try:
+            self.run.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise OSError(f"the folder {self.run} cannot be made: {error.strerror}") from error
         recipes.save(self.recipe, self.run / run_folder.RECIPE)
         self._describe(device, processes)
 
