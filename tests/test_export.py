@@ -1,5 +1,6 @@
 """Networks as files: what is written computes the same, at other sizes too, and what does not is not kept."""
 
+import copy
 import importlib.util
 import warnings
 from dataclasses import replace
@@ -151,6 +152,17 @@ def test_a_detector_is_exported_with_its_postprocessing(detector, tmp_path):
     [exact] = detector.model.detect([image])
     for part, other in zip(outputs_of(tmp_path / "model.pt2", image[None]), exact, strict=True):
         torch.testing.assert_close(part, other, rtol=1e-4, atol=1e-3)
+
+
+def test_a_detector_that_finds_nothing_is_compared_by_scores(detector, tmp_path):
+    silent = copy.deepcopy(detector.model)
+    nn.init.constant_(silent.class_head.predict.bias, -6.0)
+    said = []
+    [check] = export.export(replace(detector, model=silent), tmp_path / "model.pt2", say=said.append)
+    assert check.objects == 0
+    again = said.index("no objects in random images: once more with a threshold of 0, in a file that is not kept")
+    assert "100 objects" in said[again + 3]
+    assert [path.name for path in tmp_path.iterdir()] == ["model.pt2"]
 
 
 def test_raw_outputs_of_a_detector(detector, tmp_path):

@@ -122,7 +122,7 @@ def card(loaded: Loaded, name: str) -> dict[str, Any]:
 
 
 def _usage(where: str, task: str) -> str:
-    call = "detections = model([images])[0]" if task == "detect" else "logits = model(images)"
+    call = "detections = model([image])[0]" if task == "detect" else "logits = model(images)"
     return f'''
 ```python
 import aaconv  # registers the network with timm
