@@ -89,6 +89,13 @@ def test_extreme_logits_take_more_bits():
     assert packed["0"].error <= TOLERANCE
 
 
+def test_damaged_weights_are_named(image):
+    broken = small_network()
+    nn.init.constant_(broken.model.second.qkv.weight, float("nan"))
+    with pytest.raises(ValueError, match="attention of second is not finite"):
+        study(broken, [image])
+
+
 def test_the_sharpest_position_is_found(loaded, image):
     looked_at = study(loaded, [image])
     for layer in looked_at.layers:

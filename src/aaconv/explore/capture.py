@@ -153,8 +153,10 @@ def capture(model: nn.Module, image: Tensor, layers: dict[str, AAConv2d]) -> tup
                 f"the attention map of {name} is {height} x {width}, and pages take at most {LARGEST_MAP} pixels; "
                 f"choose a smaller size, or other layers"
             )
-        factors = _factors(layer, x)
-        packed[name] = pack(factors, layer.attention_maps(x)[0].double().cpu().numpy())
+        factors, exact = _factors(layer, x), layer.attention_maps(x)[0].double().cpu().numpy()
+        if not np.isfinite(exact).all():
+            raise ValueError(f"the attention of {name} is not finite: the weights of the network are damaged")
+        packed[name] = pack(factors, exact)
         facts[name] = Layer(
             name=name,
             heads=layer.num_heads,

@@ -41,7 +41,7 @@ def write_figure(
     """Draw heads by positions for one image and one layer into a .png, .pdf or .svg file.
 
     at: positions (x, y) in pixels of the image as the network sees it. layers: patterns of names; of the layers that
-    fit, the one in the middle is drawn.
+    fit, the one that looks most sharply is drawn.
     """
     path = Path(path)
     if path.suffix.lower() not in ENDINGS:
@@ -53,8 +53,8 @@ def write_figure(
     positions = _positions(at, looked_at.size)
     metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
     with rc_context(STYLE), replacing(path) as draft:
-        figure = draw(looked_at, looked_at.layers[len(looked_at.layers) // 2], positions)
-        figure.savefig(draft, dpi=200, metadata=metadata)
+        sharpest = max(looked_at.layers, key=lambda layer: looked_at.pictures[0].attention[layer.name].peak)
+        draw(looked_at, sharpest, positions).savefig(draft, dpi=200, metadata=metadata)
     return path
 
 

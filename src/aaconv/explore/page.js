@@ -1,87 +1,6 @@
-"use strict";
-(() => {
-const element = (id) => document.getElementById(id);
-const data = JSON.parse(element("data").textContent);
 const DIM = 0.2, LIT = 0.68; // how much of the colour covers the image at no weight, and what full weight adds
 const NOTABLE = 4; // an even look is no peak: the colours end at so many times its weight, or higher
 const MOST_PINS = 9;
-
-const state = {
-  image: 0, layer: 0, at: { x: 0.5, y: 0.5 }, hover: null, pins: [], head: null,
-  overlay: true, smooth: false, shared: false,
-};
-
-// The attention: queries, keys and tables from the text of the page, and the paper's equation.
-
-const bytes = (text) => Uint8Array.from(atob(text), (character) => character.charCodeAt(0));
-const colours = bytes(data.colours);
-const unpacked = new Map();
-
-function factors(image, layer) {
-  const key = `${image}/${layer}`;
-  if (!unpacked.has(key)) unpacked.set(key, unpack(data.images[image].attention[layer]));
-  return unpacked.get(key);
-}
-
-function unpack(packed) {
-  const buffer = bytes(packed.text).buffer;
-  const numbers = packed.kind === "int16" ? new Int16Array(buffer) : new Float32Array(buffer);
-  const parts = {};
-  let start = 0;
-  for (const [name, [heads, rows, depth]] of Object.entries(packed.shapes)) {
-    const size = rows * depth, scales = packed.scales[name], first = start;
-    parts[name] = Float32Array.from({ length: heads * size }, (_, i) => numbers[first + i] * scales[Math.floor(i / size)]);
-    start += heads * size;
-  }
-  parts.tables = packed.shapes.rel_h ? packed.shapes.rel_h[0] : 0; // one for all heads, one a head, or none
-  return parts;
-}
-
-/** The weights that the position in `row`, `column` of a layer's map gives to all others: one Float32Array a head. */
-function weights(image, layer, row, column) {
-  const { heads, height, width, depth } = data.layers[layer];
-  const { q, k, rel_h, rel_w, tables } = factors(image, layer);
-  const pixels = height * width;
-  const dot = (a, from, b, other) => {
-    let sum = 0;
-    for (let d = 0; d < depth; d++) sum += a[from + d] * b[other + d];
-    return sum;
-  };
-  return Array.from({ length: heads }, (_, head) => {
-    const query = (head * pixels + row * width + column) * depth;
-    const table = tables > 1 ? head : 0;
-    const distance = (rel, length, here) => Float32Array.from({ length }, (_, there) =>
-      tables ? dot(q, query, rel, (table * (2 * length - 1) + there - here + length - 1) * depth) : 0);
-    const byRow = distance(rel_h, height, row), byColumn = distance(rel_w, width, column);
-    const result = new Float32Array(pixels);
-    let most = -Infinity;
-    for (let j = 0; j < pixels; j++) {
-      result[j] = dot(q, query, k, (head * pixels + j) * depth) + byRow[Math.floor(j / width)] + byColumn[j % width];
-      if (result[j] > most) most = result[j];
-    }
-    let sum = 0;
-    for (let j = 0; j < pixels; j++) sum += result[j] = Math.exp(result[j] - most);
-    for (let j = 0; j < pixels; j++) result[j] /= sum;
-    return result;
-  });
-}
-
-const largest = (values) => values.reduce((a, b) => Math.max(a, b), 0);
-const mean = (maps) => maps[0].map((_, j) => maps.reduce((sum, map) => sum + map[j], 0) / maps.length);
-
-/** The cell of the chosen layer's map that a position of the image (0..1) lies in; edge cells reach to the edges. */
-function cell({ x, y }) {
-  const { height, width, shift } = data.layers[state.layer];
-  const inside = (part, length) => Math.min(length - 1, Math.max(0, Math.floor(part * length)));
-  return { row: inside(y - shift[0], height), column: inside(x - shift[1], width) };
-}
-
-/** The middle of a cell as a position of the image. */
-function centre({ row, column }) {
-  const { height, width, shift } = data.layers[state.layer];
-  const inside = (part) => Math.min(0.9999, Math.max(0, part));
-  return { x: inside((column + 0.5) / width + shift[1]), y: inside((row + 0.5) / height + shift[0]) };
-}
 
 // Drawing: the image in grey, and over it the map, stretched from cells to the whole image.
 
@@ -310,7 +229,7 @@ function restore() {
 
 let due = null;
 function change(what) {
-  if (what === "layer" && typeof state.head === "number" && state.head >= data.layers[state.layer].heads) state.head = null;
+  if (typeof state.head === "number" && state.head >= data.layers[state.layer].heads) state.head = null;
   if (what !== "hover") history.replaceState(null, "", hash());
   if (what === "hover") {
     due = due || requestAnimationFrame(() => { due = null; drawPosition(); });
@@ -388,7 +307,8 @@ function listen() {
   document.addEventListener("keydown", (event) => {
     if (event.ctrlKey || event.metaKey || event.altKey) return;
     const digit = Number(event.key);
-    const act = keys[event.key] || (digit >= 1 && digit <= data.layers[state.layer].heads && (() => showHead(digit - 1)));
+    const isHead = digit >= 1 && digit <= data.layers[state.layer].heads;
+    const act = keys[event.key] || (isHead && (() => showHead(digit - 1)));
     if (!act) return;
     event.preventDefault();
     act();
@@ -427,8 +347,8 @@ async function start() {
   element("untrained").hidden = data.trained;
   element("version").textContent = data.version;
   element("precision").textContent =
-    `The page holds the queries, keys and relative tables of each layer in 16 bits, or 32 where these are too few, and computes the weights itself. ` +
-    `They differ from AAConv2d.attention_maps by at most ${percent(data.error)} of a row's largest weight.`;
+    `The page holds the queries, keys and relative tables of each layer in 16 bits, or 32 where these are too few, ` +
+    `and computes the weights itself. They differ from AAConv2d.attention_maps by at most ${percent(data.error)} of a row's largest weight.`;
   const legend = element("legend").getContext("2d");
   for (let i = 0; i < 256; i++) {
     legend.fillStyle = `rgb(${colours.slice(3 * i, 3 * i + 3).join(" ")})`;
@@ -437,7 +357,8 @@ async function start() {
   startTheme();
   makeLayers();
   makeStrip();
-  const sharpness = data.layers.map((_, layer) => data.images.reduce((sum, image) => sum + image.attention[layer].peak, 0));
+  const sharpness = data.layers.map((_, layer) =>
+    data.images.reduce((sum, image) => sum + image.attention[layer].peak, 0));
   state.layer = sharpness.indexOf(largest(sharpness));
   restore();
   if (!location.hash.includes("at=")) {
@@ -451,4 +372,3 @@ async function start() {
 }
 
 start();
-})();

@@ -99,9 +99,10 @@ def render(looked_at: Study) -> str:
         "page.html",
         title=html.escape(f"What {looked_at.title} attends to"),
         style=read("base.css") + read("page.css"),
+        attention=read("attention.js"),
         script=read("page.js"),
         # Inside <script> only "</" could end the text early.
-        data=json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"),
+        data=json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
     )
 
 

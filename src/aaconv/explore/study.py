@@ -62,7 +62,7 @@ def study(
         raise ValueError(f"one name an image, please: got {len(names)} names and {len(images)} images")
     pixels = [load_image(image) for image in images]  # a bad file is found before the network is built
     loaded = source if isinstance(source, Loaded) else load_model(source, weights=weights, pretrained=pretrained)
-    title = Path(loaded.source).name if loaded.recipe is not None else str(loaded.source)
+    title = Path(loaded.source).resolve().name if loaded.recipe is not None else str(loaded.source)
     chosen = attention_layers(loaded.model, _model_name(loaded), layers)
     size = size or loaded.size
     crop = _crop(loaded)
@@ -118,7 +118,8 @@ def _facts(loaded: Loaded, trained: bool) -> list[str]:
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     facts = [f"{parameters:,} parameters"]
     if loaded.recipe is not None:
-        facts = [loaded.recipe.model.name, f"trained on {loaded.recipe.data}", *facts]
+        data = loaded.recipe.data.rstrip("/").rpartition("/")[2]  # pages are sent around: no local folders
+        facts = [loaded.recipe.model.name, f"trained on {data}", *facts]
     elif trained:
         facts.append("trained weights")
     metrics = loaded.metrics or {}
