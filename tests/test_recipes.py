@@ -183,7 +183,7 @@ def test_changes_are_made_and_the_papers_cell_stays_with_its_network():
     assert recipes.override(base, {"data": "cifar10"}).evidence is None
     other = recipes.override(recipes.get("cifar100-small-aa-per-head"), {"model": "plain_small"})
     assert other.model == Model("plain_small")
-    assert overrides.differences(changed, base) == {"model.num_heads": 4, "epochs": 3, "lr": 1.0}
+    assert recipes.override(base, {"model_options": {"backend": "eager"}}).evidence == base.evidence
 
 
 @pytest.mark.parametrize(

@@ -39,7 +39,7 @@ def free_folder(recipe: Recipe, runs: Path = RUNS) -> Path:
 
 def check_unchanged(changes: dict[str, Any], others: dict[str, Any]) -> None:
     """A run goes on as it began: a ValueError names what was given beside --resume."""
-    fields = [f"--{name.replace('_', '-')}" for name in changes]
+    fields = ["--" + {"model_options": "model.OPTION"}.get(name, name.replace("_", "-")) for name in changes]
     extra = [name for name, value in others.items() if value] + fields
     if extra:
         raise ValueError(f"--resume goes on with the run as it is: leave out {', '.join(extra)}")

@@ -158,7 +158,7 @@ def _of_row(table: PaperTable, row: Row) -> Iterator[Recipe]:
     dropout = {"drop_rate": 0.2} if family is mnasnet else {}
     base = f"{table.dataset}-{network.replace('_', '-')}-{kind}"
     title = f"{row.name} of table {table.number}" + (
-        "" if number_alone(row) else f", on {network.replace('resnet', 'ResNet-')}"
+        "" if _names_network(row) else f", on {network.replace('resnet', 'ResNet-')}"
     )
 
     def make(suffix: str, options: dict[str, Any], summary: str) -> Recipe:
@@ -178,7 +178,7 @@ def _of_row(table: PaperTable, row: Row) -> Iterator[Recipe]:
         yield make(_suffix(row.options), dict(row.options), title)
 
 
-def number_alone(row: Row) -> bool:
+def _names_network(row: Row) -> bool:
     """Whether the name of the row says which network it is."""
     return "Net" in row.name
 
@@ -253,7 +253,7 @@ def _demo() -> Iterator[Recipe]:
             # Attention over 8 x 8 pixels is too small for the fused call to pay.
             model=Model(f"{kind}_small", {"backend": "eager"} if kind == "aa" else {}),
             data="shapes",
-            epochs=4,
+            epochs=3,
             batch=64,
             train_limit=10_000,
             eval_limit=2_000,

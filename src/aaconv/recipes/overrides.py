@@ -87,7 +87,8 @@ def given(chosen: argparse.Namespace) -> dict[str, Any]:
 def override(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
     """The recipe with other values; "model" is a name here, "model_options" are added to those it has.
 
-    Another network starts without options. The paper's cell is kept as long as network and data are.
+    Another network starts without options. The paper's cell is kept as long as network and data are; the backend of the
+    attention is no part of either.
     """
     changes = dict(changes)
     model, options = changes.pop("model", None), changes.pop("model_options", {})
@@ -103,11 +104,15 @@ def override(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
         if name != "model":
             changes[name] = fit(changes[name], hints[name], name, recipe.name)
     changed = replace(recipe, **changes)
-    if (changed.model, changed.data) != (recipe.model, recipe.data):
+    if (_network(changed.model), changed.data) != (_network(recipe.model), recipe.data):
         changed = replace(changed, evidence=None)
     if changed.model != recipe.model:
         check_model(changed)
     return changed
+
+
+def _network(model: Model) -> tuple[str, dict[str, Any]]:
+    return model.name, {name: value for name, value in model.options.items() if name != "backend"}
 
 
 def check_model(recipe: Recipe) -> None:
@@ -132,21 +137,6 @@ def for_machine(recipe: Recipe, given: Iterable[str], *, gpu: bool, cores: int) 
     better: dict[str, Any] = {} if gpu else {"precision": "float32", "compile": "off"}
     better["workers"] = min(recipe.workers, cores)
     return replace(recipe, **{name: value for name, value in better.items() if name not in given})
-
-
-def differences(recipe: Recipe, original: Recipe) -> dict[str, Any]:
-    """The fields in which a recipe differs from another, with its values; network options as "model.NAME"."""
-    changed: dict[str, Any] = {}
-    for field in fields(Recipe):
-        value, before = getattr(recipe, field.name), getattr(original, field.name)
-        if field.name == "model":
-            if value.name != before.name:
-                changed["model"] = value.name
-            names = [name for name in value.options if value.options[name] != before.options.get(name)]
-            changed |= {f"model.{name}": value.options[name] for name in names}
-        elif value != before and field.name not in ("name", "summary", *FIXED):
-            changed[field.name] = value
-    return changed
 
 
 def parse_value(text: str) -> Any:
