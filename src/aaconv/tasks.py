@@ -68,8 +68,11 @@ class Task(ABC):
         """The mean loss of a batch, and each of `running` as a mean over it: scalars on the device, never read here."""
 
     @abstractmethod
-    def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float]:
-        """`metrics` of the network, in evaluation mode, over all batches of all processes (distributed.total)."""
+    def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float | None]:
+        """`metrics` of the network, in evaluation mode, over all batches of all processes (distributed.total).
+
+        All processes give the same; None is what could not be measured.
+        """
 
     def config(self, facts: Facts) -> dict[str, Any]:
         """config.json of a run folder, in timm's layout: timm.create_model("local-dir:RUN") builds the network."""

@@ -23,8 +23,8 @@ from .run_writer import RunWriter
 from .running import RunningSums
 from .tasks import Task, create_task
 
-# What a process tells the others between two steps; from SIGNAL on: it received a signal.
-GO, LOOK, FAILED, SIGNAL = 0, 1, 2, 10
+# What a process tells the others between two steps, and the highest holds: SIGNAL + n is that it received signal n.
+GO, LOOK, SIGNAL, FAILED = 0, 1, 10, 1000
 
 Batch = TypeVar("Batch")
 
@@ -34,7 +34,11 @@ class NotFinite(ValueError):
 
 
 class Stopped(SystemExit):
-    """A signal ended the run, which is saved; the exit code is the shell's for that signal."""
+    """A signal ended the run, which is saved: `line` says how to go on, the exit code is the shell's for the signal."""
+
+    def __init__(self, signal_number: int, line: str) -> None:
+        super().__init__(128 + signal_number)
+        self.line = line
 
 
 def train(recipe: Recipe, run: str | Path, *, device: str | None = None) -> dict[str, Any]:
@@ -45,7 +49,8 @@ def train(recipe: Recipe, run: str | Path, *, device: str | None = None) -> dict
     """
     run = Path(run)
     with joined(device) as world:
-        again = restarted() and world.first_does(lambda: run_folder.is_run(run))
+        # Machines may count restarts differently: one that knows of it is enough.
+        again = bool(world.highest(restarted())) and world.first_does(lambda: run_folder.is_run(run))
         if not again:
             world.first_does(lambda: run_folder.check_free(run))
         return _run(recipe, run, world, again=again)
@@ -74,8 +79,8 @@ def _run(recipe: Recipe, run: Path, world: World, *, again: bool) -> dict[str, A
             return Trainer(recipe, run, world, again=again).train()
     except Stopped as stopped:
         if world.first:
-            print(f"aaconv: {stopped.args[1]}", file=sys.stderr, flush=True)
-        raise SystemExit(stopped.args[0]) from None
+            print(f"aaconv: {stopped.line}", file=sys.stderr, flush=True)
+        raise
     except torch.OutOfMemoryError as error:
         raise ValueError(
             f"the GPU's memory does not suffice for batch={recipe.batch} in {recipe.accumulate} parts; "
@@ -220,7 +225,7 @@ class Trainer:
         if last or every is None or self.steps % every == 0:
             self._save()
 
-    def _evaluate(self) -> dict[str, float]:
+    def _evaluate(self) -> dict[str, float | None]:
         judged = self.learner.judged.eval()
         self.world.same_buffers(judged)
         try:
@@ -244,7 +249,7 @@ class Trainer:
     def _stop(self, signal_number: int) -> None:
         path = self._save()
         line = f"stopped at step {self.steps}, saved {path}; go on with: aaconv train --resume {self.run}"
-        raise Stopped(128 + signal_number, line)
+        raise Stopped(signal_number, line)
 
     def _save(self) -> Path:
         """A checkpoint of this position, unless the loss was not finite on the way to it."""
