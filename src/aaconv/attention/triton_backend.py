@@ -116,10 +116,7 @@ def attend(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads
     return attend_forward(qkv, tables, num_heads, key_channels)[0]
 
 
-@torch.library.custom_op("aaconv::attend_2d", mutates_args=())
-def attend_forward(
-    qkv: Tensor, tables: Tensor | None, num_heads: int, key_channels: int
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+def _forward(qkv: Tensor, tables: Tensor | None, num_heads: int, key_channels: int) -> tuple[Tensor, Tensor]:
     """qkv [batch, height, width, 2*dk + dv], tables ([heads,] 2*height - 1 + 2*width - 1, dk / heads)
     -> the output [batch, height, width, dv] and the log-sum-exp [batch, heads, 2, height * width] in two parts."""
     out, lse = _empty_forward(qkv, num_heads, key_channels)
@@ -132,8 +129,7 @@ def attend_forward(
     return out, lse
 
 
-@torch.library.custom_op("aaconv::attend_2d_backward", mutates_args=())
-def attend_backward(
+def _backward(
     grad_out: Tensor,
     qkv: Tensor,
     tables: Tensor | None,
@@ -356,13 +352,11 @@ def _empty_backward(qkv: Tensor, tables: Tensor | None) -> tuple[Tensor, Tensor]
     return qkv.new_empty(qkv.shape), qkv.new_empty((0,) if tables is None else tables.shape)
 
 
-@attend_forward.register_fake
-def _(qkv: Tensor, tables: Tensor | None, num_heads: int, key_channels: int) -> tuple[Tensor, Tensor]:
+def _fake_forward(qkv: Tensor, tables: Tensor | None, num_heads: int, key_channels: int) -> tuple[Tensor, Tensor]:
     return _empty_forward(qkv, num_heads, key_channels)
 
 
-@attend_backward.register_fake
-def _(grad_out, qkv, tables, out, lse, num_heads, key_channels) -> tuple[Tensor, Tensor]:
+def _fake_backward(grad_out, qkv, tables, out, lse, num_heads, key_channels) -> tuple[Tensor, Tensor]:
     return _empty_backward(qkv, tables)
 
 
@@ -379,7 +373,20 @@ def _gradients(ctx, grad_out: Tensor, _grad_lse: Tensor | None) -> tuple[Tensor 
     return grad_qkv, None if tables is None else grad_tables, None, None
 
 
-attend_forward.register_autograd(_gradients, setup_context=_save)
+# Not torch.library.custom_op: what that wraps around a call takes longer than the call.
+_library = torch.library.Library("aaconv", "FRAGMENT")
+_sizes = "int num_heads, int key_channels) -> (Tensor, Tensor)"
+_library.define(f"attend_2d(Tensor qkv, Tensor? tables, {_sizes}", tags=(torch.Tag.pt2_compliant_tag,))
+_library.define(
+    f"attend_2d_backward(Tensor grad_out, Tensor qkv, Tensor? tables, Tensor out, Tensor lse, {_sizes}",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.impl("attend_2d", _forward, "CompositeExplicitAutograd")
+_library.impl("attend_2d_backward", _backward, "CompositeExplicitAutograd")
+torch.library.register_fake("aaconv::attend_2d", _fake_forward, lib=_library)
+torch.library.register_fake("aaconv::attend_2d_backward", _fake_backward, lib=_library)
+torch.library.register_autograd("aaconv::attend_2d", _gradients, setup_context=_save, lib=_library)
+attend_forward, attend_backward = torch.ops.aaconv.attend_2d.default, torch.ops.aaconv.attend_2d_backward.default
 
 
 @register_flop_formula(torch.ops.aaconv.attend_2d)
