@@ -9,7 +9,7 @@ import timm
 import torch
 import yaml
 from timm.models import _hub
-from tiny_run import make_run
+from tiny_runs import TINY, train_tiny
 
 from aaconv import cli, hub, recipes
 from aaconv.recipes.recipe import Evidence
@@ -18,7 +18,7 @@ from aaconv.run_folder import load_model
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return make_run(tmp_path_factory.mktemp("runs") / "tiny", ema=0.5, data_dir=None)
+    return train_tiny(tmp_path_factory.mktemp("runs") / "tiny", "demo-aa", ema=0.5)
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def test_the_card_says_what_how_well_and_whom_to_cite(run, saved):
     assert 'timm.create_model("local-dir:tiny-hub", pretrained=True)' in body
     recipe = yaml.safe_load(re.search(r"```yaml\n(.*?)```", body, re.DOTALL)[1])
     assert recipe["name"] == "demo-aa"
-    assert recipe["train_limit"] == 128
+    assert recipe["train_limit"] == TINY["train_limit"]
 
 
 def test_the_card_keeps_local_folders_private_and_knows_the_paper(run):

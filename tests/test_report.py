@@ -5,7 +5,7 @@ import re
 from dataclasses import replace
 
 import pytest
-from tiny_run import make_run
+from tiny_runs import TINY, train_tiny
 
 from aaconv import cli, recipes
 from aaconv.cost import count
@@ -17,7 +17,7 @@ from aaconv.run_folder import RECIPE, SUMMARY, load_model
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("runs")
-    return [make_run(folder / "with-attention"), make_run(folder / "without", "demo-plain", epochs=1)]
+    return [train_tiny(folder / "with-attention", "demo-aa", epochs=2), train_tiny(folder / "without", "demo-plain")]
 
 
 def cells(text, title):
@@ -42,7 +42,7 @@ def test_the_report_has_the_runs_numbers(runs, tmp_path):
     assert costs[0].attention[0].name in text
     named = cells(text, "Recipes")["model"]
     assert [cell.partition(",")[0] for cell in named] == ["aa_small", "plain_small"]
-    assert cells(text, "Recipes")["train_limit"] == ["128", "128"]
+    assert cells(text, "Recipes")["train_limit"] == [str(TINY["train_limit"])] * 2
     assert (runs[0] / RECIPE).read_text().splitlines()[0] in text
     assert cells(text, "Environment")["torch"][0] == loaded[0].metrics["versions"]["torch"]
 
