@@ -69,7 +69,8 @@ class Running:
 
     def __init__(self, target, *arguments, environment=None, log):
         self.log = Path(log)
-        self.process = _processes.Process(target=_child, args=(target, arguments, environment or {}, str(log)))
+        arguments = target, arguments, environment or {}, str(log)
+        self.process = _processes.Process(target=_child, args=arguments, daemon=True)
         self.process.start()
 
     @property

@@ -49,7 +49,7 @@ class World:
         if self.size == 1:
             return number
         with talking():
-            tensor = torch.tensor(number)
+            tensor = torch.tensor(int(number))
             dist.all_reduce(tensor, by, group=self.control)
         return int(tensor)
 
