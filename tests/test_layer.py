@@ -341,29 +341,3 @@ def test_qkv_is_read_in_the_order_the_operator_documents():
     qkv = layer.qkv(x).permute(0, 2, 3, 1)
     attended = attend_2d(qkv, layer.rel_h, layer.rel_w, num_heads=4, key_channels=layer.key_channels)
     torch.testing.assert_close(layer(x)[:, 12:], layer.project(attended.permute(0, 3, 1, 2)))
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("stride", [1, 2])
-def test_filling_slots_is_concatenating(stride, bias):
-    """What GPUs do where the convolution is left with an odd number of channels."""
-    layer = AAConv2d(6, 64, 3, stride, bias=bias, num_heads=2, key_channels=8, value_channels=8, size=5)
-    assert layer._convolution_is_odd()
-    x = torch.randn(2, 6, 5, 7, requires_grad=True)
-    whole = layer(x)
-    filled = layer._fill_slots(x, layer._attend(x))
-    torch.testing.assert_close(filled, whole)
-    seed = torch.randn_like(whole)
-    leaves = [x, *layer.parameters()]
-    expected = torch.autograd.grad(whole, leaves, seed)
-    for ours, theirs in zip(torch.autograd.grad(filled, leaves, seed), expected, strict=True):
-        torch.testing.assert_close(ours, theirs)
-
-
-def test_a_convolution_with_hooks_or_weights_of_its_own_is_called():
-    layer = AAConv2d(6, 64, 3, num_heads=2, key_channels=8, value_channels=8, size=5)
-    torch.nn.utils.parametrizations.weight_norm(layer.conv)
-    assert not layer._convolution_is_odd()
-    layer = AAConv2d(6, 64, 3, num_heads=2, key_channels=8, value_channels=8, size=5)
-    layer.conv.register_forward_hook(lambda *_: None)
-    assert not layer._convolution_is_odd()

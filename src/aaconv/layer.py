@@ -6,7 +6,6 @@
     F_in   in_channels        F_out  out_channels      r^H r^W  rel_h, rel_w      upsilon  value_ratio = d_v / F_out
 """
 
-import copy
 import logging
 from typing import Any
 
@@ -17,6 +16,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedParameter, is_lazy
 
 from .attention import attend_2d, attention_maps, known_backend
+from .convolution import convolve_around, first_channels, likes_more_channels
 from .position import fit_table, make_position
 from .sizes import attention_channels, check_groups, in_each_dimension, resolve_channels
 
@@ -26,9 +26,6 @@ _log = logging.getLogger("aaconv")
 _told_resizes: set[tuple[int, int]] = set()
 
 Pair = int | tuple[int, int]
-
-ALIGNED = 32
-"""Channels that a GPU's convolutions like to come in multiples of."""
 
 
 class AAConv2d(nn.Module):
@@ -174,7 +171,7 @@ class AAConv2d(nn.Module):
         )
         layer._pads_to_same |= pads_itself
         if layer.conv is not None:
-            layer.conv = _first_channels(conv, layer.conv.out_channels)
+            layer.conv = first_channels(conv, layer.conv.out_channels)
         return layer.train(conv.training)
 
     def forward(self, input: Tensor) -> Tensor:
@@ -182,8 +179,8 @@ class AAConv2d(nn.Module):
         attended = self._attend(input)
         if self.conv is None:
             return attended
-        if input.is_cuda and self._convolution_is_odd():
-            return self._fill_slots(input, attended)
+        if input.is_cuda and likes_more_channels(self.conv, self.out_channels):
+            return convolve_around(self.conv, input, attended)
         return torch.cat([self.conv(input), attended], dim=1)
 
     def attention_maps(self, x: Tensor) -> Tensor:
@@ -261,28 +258,6 @@ class AAConv2d(nn.Module):
         if self.downsample:
             attended = F.interpolate(attended, size=out_size, mode="bilinear", align_corners=False)
         return self._from_map(attended)
-
-    def _convolution_is_odd(self) -> bool:
-        """Whether GPUs would convolve faster with all output channels than with those that are left."""
-        conv = self.conv
-        hooked = conv._forward_hooks or conv._forward_pre_hooks or conv._backward_hooks
-        return (
-            type(conv) is nn.Conv2d  # not one that changes its weights, such as a parametrized or quantized one
-            and not hooked
-            and self.groups == 1
-            and self.out_channels % ALIGNED == 0
-            and conv.out_channels % ALIGNED != 0
-        )
-
-    def _fill_slots(self, x: Tensor, attended: Tensor) -> Tensor:
-        """cat([conv(x), attended]) without its copy: the convolution has all channels, with weights of zero where the
-        attention's result is then written."""
-        conv, slots = self.conv, self.value_channels
-        weight = F.pad(conv.weight, (0, 0) * (conv.weight.dim() - 1) + (0, slots))
-        bias = None if conv.bias is None else F.pad(conv.bias, (0, slots))
-        result = conv._conv_forward(x, weight, bias)
-        result[:, -slots:] = attended
-        return result
 
     def _pool_to_output(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
         """The input at the attention's resolution, and the (height, width) the result must have."""
@@ -446,19 +421,3 @@ class _LazyAAConv2d(_LazyTables, AAConv2d):
 
 class _LazyAAConv1d(_LazyTables, AAConv1d):
     cls_to_become = AAConv1d
-
-
-def _first_channels(conv: nn.Conv2d, channels: int) -> nn.Conv2d:
-    """A copy of the convolution with its first output channels only, the first of every group where it has groups."""
-    kept = torch.arange(conv.out_channels, device=conv.weight.device).view(conv.groups, -1)
-    kept = kept[:, : channels // conv.groups].flatten()
-    shortened = copy.deepcopy(conv)
-    with torch.no_grad():
-        for name, parameter in list(shortened.named_parameters(recurse=False)):
-            if parameter.shape[:1] == (conv.out_channels,):
-                setattr(shortened, name, nn.Parameter(parameter[kept], requires_grad=parameter.requires_grad))
-        for name, buffer in list(shortened.named_buffers(recurse=False)):
-            if buffer.shape[:1] == (conv.out_channels,):
-                setattr(shortened, name, buffer[kept])
-    shortened.out_channels = channels
-    return shortened

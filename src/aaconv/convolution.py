@@ -1,0 +1,49 @@
+"""The convolution beside the attention: with fewer output channels than it was made with, or computed with more."""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+ALIGNED = 32
+"""Channels that a GPU's convolutions like to come in multiples of."""
+
+
+def first_channels(conv: nn.Conv2d, channels: int) -> nn.Conv2d:
+    """A copy of the convolution with its first output channels only, the first of every group where it has groups."""
+    kept = torch.arange(conv.out_channels, device=conv.weight.device).view(conv.groups, -1)
+    kept = kept[:, : channels // conv.groups].flatten()
+    shortened = copy.deepcopy(conv)
+    with torch.no_grad():
+        for name, parameter in list(shortened.named_parameters(recurse=False)):
+            if parameter.shape[:1] == (conv.out_channels,):
+                setattr(shortened, name, nn.Parameter(parameter[kept], requires_grad=parameter.requires_grad))
+        for name, buffer in list(shortened.named_buffers(recurse=False)):
+            if buffer.shape[:1] == (conv.out_channels,):
+                setattr(shortened, name, buffer[kept])
+    shortened.out_channels = channels
+    return shortened
+
+
+def likes_more_channels(conv: nn.Module, channels: int) -> bool:
+    """Whether GPUs would convolve faster with so many output channels than with those that it has."""
+    hooked = conv._forward_hooks or conv._forward_pre_hooks or conv._backward_hooks
+    return (
+        type(conv) is nn.Conv2d  # not one that makes its weights, such as a parametrized or quantized one
+        and not hooked
+        and conv.groups == 1
+        and channels % ALIGNED == 0
+        and conv.out_channels % ALIGNED != 0
+    )
+
+
+def convolve_around(conv: nn.Conv2d, x: Tensor, attended: Tensor) -> Tensor:
+    """cat([conv(x), attended], 1) without its copy: the convolution has all channels, with weights of zero where
+    `attended` is then written."""
+    slots = attended.shape[1]
+    weight = F.pad(conv.weight, (0, 0) * (conv.weight.dim() - 1) + (0, slots))
+    bias = None if conv.bias is None else F.pad(conv.bias, (0, slots))
+    result = conv._conv_forward(x, weight, bias)
+    result[:, -slots:] = attended
+    return result
