@@ -6,21 +6,22 @@ import json
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
+from . import recipes
 from .classify import count
 from .cost import console
 from .data import Dataset, make_loader, open_dataset
 from .data.preview import class_title
-from .distributed import World
 from .machine import cores, pick_device
 from .recipes.recipe import Recipe
-from .run_folder import Loaded, is_run, load_model
-from .tasks import create_task, open_data
+from .run_folder import RECIPE, Loaded, is_run, load_model
+from .tasks import open_data
 
 BATCH, WORKERS = 256, 4
 TAKEN_FOR = 3  # wrong classes named beside a class
@@ -57,13 +58,21 @@ def evaluate(
     batch: int | None = None,
     limit: int | None = None,
     device: str | None = None,
+    detections: str | Path | None = None,
+    save_detections: str | Path | None = None,
 ) -> Evaluation:
-    """Test a network on a data set; a run without `data` on the images that it was evaluated on itself."""
+    """Test a network on a data set; a run without `data` on the images that it was evaluated on itself.
+
+    Of a detector: `detections` scores a COCO result file instead of running it, `save_detections` writes one.
+    """
+    if is_run(source) and recipes.load(Path(source) / RECIPE).task == "detect":
+        changes = {"data": data, "data_dir": data_dir, "limit": limit}
+        return _evaluate_detector(Path(source), weights, device, batch, detections, save_detections, changes)
+    if detections is not None or save_detections is not None:
+        raise ValueError(f"{source} is no run of a detector, which alone has detections")
     where = pick_device(device)
     if is_run(source) or "/" in str(source):
         loaded = load_model(source, weights=weights, pretrained=pretrained, device=where)
-        if loaded.task == "detect":
-            return _evaluate_detector(loaded, data, data_dir, batch, limit, where)
         dataset = _own_data(loaded, data_dir) if data is None else open_dataset(data, data_dir, "test")
     elif data is None:
         raise ValueError(f"{source} is a model, not a run: say on which data with --data NAME")
@@ -167,19 +176,20 @@ def _check_classes(loaded: Loaded, dataset: Dataset) -> None:
 
 
 def _evaluate_detector(
-    loaded: Loaded,
-    data: str | None,
-    data_dir: str | Path | None,
+    run: Path,
+    weights: str | None,
+    device: str | None,
     batch: int | None,
-    limit: int | None,
-    device: torch.device,
+    detections: str | Path | None,
+    save: str | Path | None,
+    changes: dict[str, Any],
 ) -> Evaluation:
-    if loaded.recipe is None:
-        raise ValueError(f"{loaded.source} is a detector without a run; only runs of detectors can be evaluated")
-    changes = {"data": data, "data_dir": None if data_dir is None else str(data_dir), "eval_limit": limit}
-    recipe = replace(loaded.recipe, **{name: value for name, value in changes.items() if value is not None})
-    task = create_task(recipe)
-    _, loader = task.loaders(batch or recipe.batch, World(device))
-    with torch.no_grad(), precision(recipe, device):
-        metrics = task.evaluate(loaded.model, loader.batches())
-    return Evaluation(loaded.source, recipe.data, len(task.data[1]), metrics, [])
+    from .detect import evaluate_run, score_run
+
+    if detections is not None:
+        found = score_run(run, detections, **changes)
+    else:
+        loaded = load_model(run, weights=weights, device=pick_device(device))
+        found = evaluate_run(loaded, weights=weights, batch=batch, save=save, **changes)
+    data = changes["data"] or recipes.load(run / RECIPE).data
+    return Evaluation(str(run), data, found.pop("images"), found, [])

@@ -65,6 +65,8 @@ def _add_eval(commands: Any) -> None:
     evaluate.add_argument("--data-dir", metavar="DIR", help="where the data lie")
     evaluate.add_argument("--batch", type=positive, metavar="N", help="images at a time, default: 256")
     evaluate.add_argument("--limit", type=positive, metavar="N", help="so many images of the test set, at random")
+    evaluate.add_argument("--detections", metavar="FILE", help="score these detections, a COCO result file, instead")
+    evaluate.add_argument("--save-detections", metavar="FILE", help="of a detector: write them as a COCO result file")
     evaluate.add_argument("--worst", type=positive, default=10, metavar="N", help="classes to list, default: 10")
 
 
@@ -116,7 +118,7 @@ def _train(chosen: argparse.Namespace) -> None:
 def _eval(chosen: argparse.Namespace) -> None:
     from ..evaluate import evaluate, print_evaluation
 
-    names = ("weights", "pretrained", "device", "data", "data_dir", "batch", "limit")
+    names = ("weights", "pretrained", "device", "data", "data_dir", "batch", "limit", "detections", "save_detections")
     found = evaluate(chosen.source, **{name: getattr(chosen, name) for name in names})
     print_evaluation(found, worst=chosen.worst, as_json=chosen.json)
 

@@ -49,7 +49,7 @@ class Head(nn.Module):
     def _predict(self, x: Tensor, level: int) -> Tensor:
         for conv, norms in zip(self.convs, self.norms, strict=True):
             x = F.relu(norms[level](conv(x)), inplace=True)
-        return self.predict(x).permute(0, 2, 3, 1).reshape(len(x), -1, self.outputs)
+        return self.predict(x).permute(0, 2, 3, 1).reshape(x.shape[0], -1, self.outputs)
 
 
 class Pyramid(nn.Module):
