@@ -37,7 +37,7 @@ BOUND = 75.0
 """Percent that convolutions with such windows can get right at best."""
 RUNS = Path("runs")
 CURVES, ATTENTION, PAGE = "demo/curves.png", "demo/attention.png", "demo/attention.html"
-FOR_THE_PAGE = 4  # images
+FOR_THE_PAGE, LOOKED_AT = 4, 16  # images: on the page; to find the layer that looks across
 
 QUESTION = f"""\
 Two small objects far apart: have they the same colour? Guessing is right in
@@ -152,24 +152,36 @@ def examples(number: int) -> tuple[list[Tensor], list[str]]:
 
 
 def draw_attention(run: str | Path, path: str | Path) -> Path:
-    """Where each head of the last attention looks from a pixel of the left object, in one image of either class."""
+    """Where each head of one layer looks from a pixel of one object, in one image of either class.
+
+    Of the layers, and of the two objects, those are shown from which most of a head's weight goes to the other object.
+    """
     loaded = run_folder.load_model(run)
-    layer = [module for module in loaded.model.modules() if isinstance(module, AAConv2d)][-1]
+    layers = {name: layer for name, layer in loaded.model.named_modules() if isinstance(layer, AAConv2d)}
     dataset = open_dataset("shapes", split="test", number=200)
-    chosen = [int((dataset.labels == label).nonzero()[0]) for label in (1, 0)]
     normalize = Normalize(loaded.mean, loaded.std)
-    heads = layer.num_heads
+
+    def look(index: int, name: str, which: int) -> tuple[Tensor, int]:
+        image = normalize(dataset[index][0][None])
+        return attention_from(loaded.model, layers[name], image, _centre(dataset, index, which))
+
+    def across(name: str, which: int) -> float:
+        looks = ((look(index, name, which)[0], dataset.boxes[index, 1 - which]) for index in range(LOOKED_AT))
+        return sum(max(share(head, box, dataset.images.shape[1]) for head in maps) for maps, box in looks)
+
+    name, which = max(((name, which) for name in layers for which in (0, 1)), key=lambda pair: across(*pair))
+    chosen = [int((dataset.labels == label).nonzero()[0]) for label in (1, 0)]
+    heads = layers[name].num_heads
     with rc_context(STYLE | {"axes.grid": False}):
         figure = Figure(figsize=(1.75 * (heads + 1) + 0.2, 2.02 * len(chosen) + 0.95), layout="constrained")
-        figure.suptitle("From the ring, where do the heads look?", x=0.01, ha="left", fontsize=13, color=INK)
+        title = f"From the ring, where do the heads of {name} look?"
+        figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK)
         panels = figure.subplots(len(chosen), heads + 1)
         for row, index in zip(panels, chosen, strict=True):
-            maps, guess = attention_from(
-                loaded.model, layer, normalize(dataset[index][0][None]), _centre(dataset, index)
-            )
-            _show_image(row[0], dataset, index, guess)
+            maps, guess = look(index, name, which)
+            _show_image(row[0], dataset, index, which, guess)
             for head, axes in enumerate(row[1:]):
-                _show_head(axes, dataset, index, maps[head], f"head {head + 1}")
+                _show_head(axes, dataset, index, which, maps[head], f"head {head + 1}")
         with replacing(path) as draft:
             figure.savefig(draft, dpi=160, facecolor="white")
     return Path(path)
@@ -194,31 +206,33 @@ def attention_from(
     return maps[:, y * width + x].unflatten(-1, (height, width)), guess
 
 
-def _centre(dataset: ArrayDataset, index: int, which: int = 0) -> tuple[float, float]:
+def _centre(dataset: ArrayDataset, index: int, which: int) -> tuple[float, float]:
     x0, y0, x1, y1 = dataset.boxes[index, which].tolist()
     return (x0 + x1) / 2, (y0 + y1) / 2
 
 
-def _show_image(axes: Any, dataset: ArrayDataset, index: int, guess: int) -> None:
+def _show_image(axes: Any, dataset: ArrayDataset, index: int, which: int, guess: int) -> None:
     axes.imshow(dataset.images[index].numpy())
     label = int(dataset.labels[index])
     axes.set_title(dataset.classes[label], fontsize=10.5, color=INK)
     verdict = "the network agrees" if guess == label else f'the network says "{dataset.classes[guess]}"'
     axes.set_xlabel(verdict, fontsize=9, color=GREY)
-    _ring(axes, dataset, index)
+    _ring(axes, dataset, index, which)
 
 
-def _show_head(axes: Any, dataset: ArrayDataset, index: int, weights: Tensor, title: str) -> None:
+def _show_head(axes: Any, dataset: ArrayDataset, index: int, which: int, weights: Tensor, title: str) -> None:
     """One map over the image in grey, and how much of it lies on the other object."""
     size = dataset.images.shape[1]
     axes.imshow(dataset.images[index].float().mean(-1).numpy(), cmap="gray", vmin=0, vmax=255)
     whole = (-0.5, size - 0.5, size - 0.5, -0.5)
     axes.imshow(weights.numpy(), cmap="inferno", alpha=0.72, extent=whole, interpolation="bilinear", vmin=0)
     axes.set_title(title, fontsize=10.5, color=INK)
-    axes.set_xlabel(f"{100 * share(weights, dataset.boxes[index, 1], size):.0f} % on the other", fontsize=9, color=GREY)
-    x0, y0, x1, y1 = dataset.boxes[index, 1].tolist()
+    axes.set_xlabel(
+        f"{100 * share(weights, dataset.boxes[index, 1 - which], size):.0f} % on the other", fontsize=9, color=GREY
+    )
+    x0, y0, x1, y1 = dataset.boxes[index, 1 - which].tolist()
     axes.add_patch(Rectangle((x0 - 1, y0 - 1), x1 - x0 + 1, y1 - y0 + 1, fill=False, edgecolor="white", linewidth=0.9))
-    _ring(axes, dataset, index)
+    _ring(axes, dataset, index, which)
 
 
 def share(weights: Tensor, box: Tensor, size: int) -> float:
@@ -230,8 +244,8 @@ def share(weights: Tensor, box: Tensor, size: int) -> float:
     return float(weights[rows, columns].sum() / weights.sum())
 
 
-def _ring(axes: Any, dataset: ArrayDataset, index: int) -> None:
-    x, y = _centre(dataset, index)
+def _ring(axes: Any, dataset: ArrayDataset, index: int, which: int) -> None:
+    x, y = _centre(dataset, index, which)
     axes.add_patch(
         Circle(
             (x - 0.5, y - 0.5),
