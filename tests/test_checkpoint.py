@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from aaconv import checkpoint
-from aaconv.checkpoint import decode, encode, load, load_newest, paths, read_weights, save
+from aaconv.training import checkpoint
+from aaconv.training.checkpoint import decode, encode, load, load_newest, paths, read_weights, save
 
 STATE = {"epoch": 3, "rows": [{"loss": 0.1 + 0.2}], "none": None}
 

@@ -22,12 +22,12 @@ from aaconv.detection import results as scoring
 from aaconv.detection.draw import draw, sheet
 from aaconv.detection.images import picture_names
 from aaconv.detection.results import METRICS, mean_average_precision, read_results, to_results, write_results
-from aaconv.distributed import World
 from aaconv.models import retinanet
 from aaconv.paper import TABLES
 from aaconv.recipes.detection import DETECTION, SMALL
 from aaconv.run_folder import load_model, read_metrics, read_summary
 from aaconv.train import train
+from aaconv.training.distributed import World
 
 CPU = World(torch.device("cpu"))
 SCORERS = pytest.mark.skipif(scoring.scorer() is None, reason="needs torchmetrics and faster-coco-eval")

@@ -12,13 +12,14 @@ import pytest
 import torch
 from training_runs import Running, no_curves, one_thread, tiny, train_child, wait_for  # noqa: F401
 
-from aaconv import checkpoint, recipes
+from aaconv import recipes
 from aaconv.classify import Classify
 from aaconv.data import DeviceLoader
-from aaconv.distributed import World
 from aaconv.recipes import Model
 from aaconv.run_folder import read_metrics
 from aaconv.train import resume, train
+from aaconv.training import checkpoint
+from aaconv.training.distributed import World
 
 PLAIN = Model("test_efficientnet_gn")  # no batch norm, and no dropout, which would differ between the processes
 RECIPE = tiny(model=PLAIN, eval_limit=29, lr=0.01, ema=0.8)

@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aaconv import recipes
-from aaconv.optimize import peak_rate
 from aaconv.paper import TABLES
 from aaconv.recipes import Model, Recipe, overrides
 from aaconv.recipes.catalogue import ours
 from aaconv.recipes.files import from_yaml, to_yaml
+from aaconv.training.optimize import peak_rate
 
 ALL = [recipes.get(name) for name in recipes.names()]
 OF_THE_PAPER = [recipe for recipe in ALL if recipe.evidence is not None]

@@ -22,9 +22,10 @@ from training_runs import (
     wait_for,
 )
 
-from aaconv import checkpoint, run_folder
+from aaconv import run_folder
 from aaconv.classify import Classify
 from aaconv.train import NotFinite, resume, train
+from aaconv.training import checkpoint
 
 RECIPE = tiny(epochs=2, checkpoint_every=2, ema=0.8)
 """Ten steps; checkpoints after 2, 4, 6, 8 and 10 of them, the last three of which are kept."""

@@ -9,15 +9,15 @@ import torch.nn.functional as F
 from PIL import Image
 from training_runs import no_curves, one_thread, tiny  # noqa: F401
 
-from aaconv import checkpoint, tasks
 from aaconv.classify import Classify, count
 from aaconv.data import open_dataset
-from aaconv.distributed import World
-from aaconv.learner import Learner
 from aaconv.recipes import Model
 from aaconv.run_folder import load_model, read_metrics, read_speed
-from aaconv.running import RunningSums
 from aaconv.train import Trainer, train
+from aaconv.training import checkpoint, tasks
+from aaconv.training.distributed import World
+from aaconv.training.learner import Learner
+from aaconv.training.running import RunningSums
 
 CPU = World(torch.device("cpu"))
 WITHOUT_DROPOUT = Model("test_efficientnet_gn")

@@ -7,7 +7,14 @@ import torch
 from torch import nn
 from training_runs import tiny
 
-from aaconv.optimize import load_optimizer, make_optimizer, make_schedule, optimizer_tensors, peak_rate, rate_of
+from aaconv.training.optimize import (
+    load_optimizer,
+    make_optimizer,
+    make_schedule,
+    optimizer_tensors,
+    peak_rate,
+    rate_of,
+)
 
 STEPS = 10  # an epoch
 

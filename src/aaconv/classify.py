@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from .data import ArrayDataset, Dataset, make_loader
 from .data.transforms import EVAL_CROP
-from .distributed import World, total
 from .models import create_model, list_models
-from .tasks import Facts, Loader, Task, image_size, open_data
+from .training.distributed import World, total
+from .training.tasks import Facts, Loader, Task, image_size, open_data
 
 Batch = tuple[Tensor, Tensor]
 

@@ -19,9 +19,9 @@ from typing import Any
 
 from torch import Tensor
 
-from .checkpoint import encode, read_weights, write_file
 from .files import check_writable, replacing
 from .layer import AAConv2d
+from .training.checkpoint import encode, read_weights, write_file
 
 PARTS = ("conv", "qkv", "project")
 

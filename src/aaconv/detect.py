@@ -24,10 +24,10 @@ from .detection.results import (
     to_results,
     write_results,
 )
-from .distributed import World, total
 from .models import create_model
 from .recipes.recipe import Recipe
-from .tasks import HOLDOUT_SEED, Facts, Loader, Task
+from .training.distributed import World, total
+from .training.tasks import HOLDOUT_SEED, Facts, Loader, Task
 
 LARGE = 640
 DETECTIONS = "detections.json"

@@ -21,7 +21,7 @@ from .data.preview import class_title
 from .machine import cores, pick_device
 from .recipes.recipe import Recipe
 from .run_folder import RECIPE, Loaded, is_run, load_model
-from .tasks import open_data
+from .training.tasks import open_data
 
 BATCH, WORKERS = 256, 4
 TAKEN_FOR = 3  # wrong classes named beside a class

@@ -6,11 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from . import recipes
-from .distributed import started_by_torchrun
 from .machine import cores, pick_device
 from .progress import TensorBoard, duration, following
 from .recipes.overrides import for_machine
 from .recipes.recipe import Recipe
+from .training.distributed import started_by_torchrun
 
 RUNS = Path("runs")
 

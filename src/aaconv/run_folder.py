@@ -24,12 +24,12 @@ from torch import nn
 
 from . import recipes
 from .benchmark.report import environment
-from .checkpoint import Tensors, encode, read_weights, write_file
 from .doctor import version_of
 from .files import replacing
 from .models import create_model
 from .recipes.recipe import Recipe
-from .tasks import Facts, create_task
+from .training.checkpoint import Tensors, encode, read_weights, write_file
+from .training.tasks import Facts, create_task
 
 RECIPE, ENVIRONMENT, METRICS, SPEED = "recipe.yaml", "environment.json", "metrics.csv", "speed.csv"
 CONFIG, SUMMARY, CURVES, CHECKPOINTS = "config.json", "summary.json", "curves.png", "checkpoints"

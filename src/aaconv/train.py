@@ -12,16 +12,16 @@ from typing import Any, TypeVar
 import torch
 
 from . import recipes, run_folder
-from .checkpoint import Checkpoint, Tensors
-from .distributed import World, joined, restarted
-from .interrupt import Interrupts
-from .learner import Learner
 from .progress import Display
 from .recipes.recipe import Recipe
 from .run_folder import Row
-from .run_writer import RunWriter
-from .running import RunningSums
-from .tasks import Task, create_task
+from .training.checkpoint import Checkpoint, Tensors
+from .training.distributed import World, joined, restarted
+from .training.interrupt import Interrupts
+from .training.learner import Learner
+from .training.run_writer import RunWriter
+from .training.running import RunningSums
+from .training.tasks import Task, create_task
 
 # What a process tells the others between two steps, and the highest holds: SIGNAL + n is that it received signal n.
 GO, LOOK, SIGNAL, FAILED = 0, 1, 10, 1000

@@ -7,7 +7,7 @@ import torch
 
 from aaconv import recipes
 from aaconv.detect import Detect
-from aaconv.distributed import World
+from aaconv.training.distributed import World
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -20,10 +20,10 @@ from rich.console import Console
 from ..classify import Classify
 from ..data import ArrayDataset, CropAndFlip, Dataset
 from ..data.datasets import CIFAR_STATISTICS
-from ..distributed import World
 from ..progress import Display
 from ..recipes.recipe import Model, Recipe
 from ..train import Trainer, settings
+from ..training.distributed import World
 from .measure import Timing, pick_device
 from .model import Network
 from .report import Progress, Results

@@ -7,11 +7,11 @@ import pytest
 import torch
 from training_runs import no_curves, outcome, tiny  # noqa: F401
 
-from aaconv import checkpoint
-from aaconv.distributed import World
 from aaconv.recipes import Model
 from aaconv.run_folder import read_metrics
 from aaconv.train import Trainer, resume, train
+from aaconv.training import checkpoint
+from aaconv.training.distributed import World
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),

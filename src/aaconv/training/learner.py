@@ -7,11 +7,11 @@ import torch
 from timm.utils import ModelEmaV3
 from torch import nn
 
+from ..data.loaders import mix
+from ..recipes.recipe import Recipe
 from .checkpoint import Tensors
-from .data.loaders import mix
 from .distributed import World, talking
 from .optimize import load_optimizer, make_optimizer, make_schedule, optimizer_tensors, rate_of
-from .recipes.recipe import Recipe
 from .running import RunningSums
 from .tasks import Task
 

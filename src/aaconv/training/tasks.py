@@ -8,9 +8,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from .data import ArrayDataset, Dataset, open_dataset
+from ..data import ArrayDataset, Dataset, open_dataset
+from ..recipes.recipe import Recipe
 from .distributed import World
-from .recipes.recipe import Recipe
 
 LARGE = 224
 HOLDOUT_SEED = 1
@@ -95,11 +95,11 @@ def create_task(recipe: Recipe) -> Task:
     """The task that a recipe names."""
     match recipe.task:
         case "classify":
-            from .classify import Classify
+            from ..classify import Classify
 
             return Classify(recipe)
         case "detect":
-            from .detect import Detect
+            from ..detect import Detect
 
             return Detect(recipe)
     raise ValueError(f"task must be classify or detect, got {recipe.task!r}")

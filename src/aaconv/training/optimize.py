@@ -9,7 +9,7 @@ from timm.scheduler.scheduler import Scheduler
 from torch import nn
 from torch.optim import Optimizer
 
-from .recipes.recipe import Recipe
+from ..recipes.recipe import Recipe
 
 
 def peak_rate(recipe: Recipe) -> float:

@@ -57,7 +57,7 @@ def read_weights(path: str | Path) -> Tensors:
         return decode(path.read_bytes(), path)
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except (pickle.UnpicklingError, RuntimeError, EOFError, ValueError, KeyError) as error:
+    except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError) as error:
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise ValueError(f"{path} is not opened, it holds more than weights or is damaged: {reason}") from None
     for key in ("state_dict_ema", "state_dict", "model"):

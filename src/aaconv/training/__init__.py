@@ -1,0 +1,1 @@
+"""What the training loop in aaconv.train is made of."""
