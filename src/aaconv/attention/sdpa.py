@@ -15,7 +15,8 @@ from torch.autograd.function import once_differentiable
 from .heads import join_heads, relative_logits, split_heads
 
 QUERIES_AT_ONCE = 256
-"""Rows of weights the backward on the CPU holds for each thread: few enough for its cache."""
+WEIGHTS_AT_ONCE = 2**18
+"""Most that the backward on the CPU takes of a head, and holds for each thread: few enough for its cache."""
 
 
 def why_not(
@@ -79,7 +80,8 @@ class _WithBlockedBackward(torch.autograd.Function):
         pixels, plain_q = k.shape[1], q[..., : k.shape[-1]].contiguous()
         offset = (grad * out).sum(-1, keepdim=True)
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        heads_at_once = max(1, min(len(q), torch.get_num_threads()))
+        block = min(QUERIES_AT_ONCE, pixels) * pixels
+        heads_at_once = max(1, min(len(q), torch.get_num_threads() * max(1, WEIGHTS_AT_ONCE // block)))
         # Written again and again: fresh memory for every block would cost as much as the products.
         buffers = q.new_empty(2, heads_at_once, min(QUERIES_AT_ONCE, pixels), pixels)
         for first in range(0, len(q), heads_at_once):
