@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from aaconv.attention import eager
-from aaconv.benchmark import attention, layer, model, table2
+from aaconv.benchmark import attention, kernels, layer, model, table2
 from aaconv.benchmark.measure import (
     Timing,
     compile_apart,
@@ -259,3 +259,28 @@ def test_table2_writes_what_the_table_reads(tmp_path, monkeypatch):
     assert cells["BAM", "infer"] == pytest.approx(50)
     assert cells["AA (upsilon = 0.25)", "train"] == 0
     assert cells["SE", "infer"] is None  # one phase is missing
+
+
+@pytest.mark.parametrize(
+    ("kernel", "kind"),
+    [
+        ("attend_backward_keys", "attend_backward_keys"),
+        ("triton_poi_fused_add_max_pool2d_with_indices_91", "pointwise"),
+        ("triton_red_fused__native_batch_norm_legit_functional_13", "reductions"),
+        ("triton_poi_fused_convolution_backward_89", "pointwise"),
+        (
+            "sm90_xmma_dgrad_implicit_gemm_bf16bf16_bf16f32_f32_nhwckrsc_nhwc_tilesize128x128x64",
+            "convolutions and products",
+        ),
+        ("nvjet_sm90_tst_128x192_64x5_2x1_v_bz_coopB_NNN", "convolutions and products"),
+        ("Memset (Unknown)", "copies"),
+        ("something_else", "other"),
+    ],
+)
+def test_kernels_have_a_kind(kernel, kind):
+    assert kernels.kind_of(kernel) == kind
+
+
+def test_times_by_kind_are_told_in_a_line():
+    line = kernels.describe({"pointwise": 6.6, "pack": 0.5, "attend_forward": 0.42, "other": 0.001})
+    assert line == "pointwise 6.60, attention 0.92 (pack 0.50, attend_forward 0.42)"

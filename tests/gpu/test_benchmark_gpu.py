@@ -3,7 +3,9 @@
 import pytest
 import torch
 
+from aaconv.attention import triton_backend
 from aaconv.benchmark import model
+from aaconv.benchmark.kernels import kernel_times
 from aaconv.benchmark.measure import graphed, peak_memory, time_interleaved
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
@@ -47,3 +49,15 @@ def test_larger_products_take_longer():
     small, large = (torch.randn(n, n, device=DEVICE) for n in (256, 4096))
     timings = time_interleaved({"small": lambda: small @ small, "large": lambda: large @ large}, DEVICE, rounds=5)
     assert timings["small"].p50 < timings["large"].p50
+
+
+def test_kernels_are_told_apart():
+    qkv, weight = torch.randn(4, 14, 14, 86, device=DEVICE), torch.randn(512, 512, device=DEVICE)
+
+    def call():
+        triton_backend.attend(qkv, None, None, num_heads=2, key_channels=40)
+        return weight @ weight
+
+    times = kernel_times(call)
+    assert {"pack", "attend_forward", "convolutions and products"} <= times.keys()
+    assert min(times.values()) > 0

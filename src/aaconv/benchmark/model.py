@@ -1,6 +1,7 @@
 """`aaconv bench model`: whole networks, bf16, channels_last, compiled: inference and the training step.
 
-Each is compiled once and timed twice: called from Python ("launched") and replayed from a CUDA graph ("graph").
+Each is compiled once and timed twice: called from Python ("launched") and replayed from a CUDA graph ("graph"). Of the
+graph it is also told where the time goes, by kind of kernel.
 """
 
 import time
@@ -13,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..models import create_model
+from .kernels import describe, kernel_times
 from .measure import (
     Call,
     Timing,
@@ -72,12 +74,14 @@ class Case:
     failures: dict[str, str] = field(default_factory=dict)
     prepare_s: float = 0.0
     peak_bytes: int | None = None
+    kernels_ms: dict[str, float] = field(default_factory=dict)
 
     def row(self, timings: dict[str, Timing], first: dict[str, Timing]) -> dict[str, Any]:
         row: dict[str, Any] = {"model": self.network.name, "options": self.network.options, "phase": self.phase}
         row |= {"peak_bytes": self.peak_bytes, "prepare_s": round(self.prepare_s, 1)}
         row |= {f"{way}_ms": vars(timing) for way, timing in timings.items()}
         row |= {f"{way}_to_first": timings[way].p50 / first[way].p50 for way in timings if way in first}
+        row |= {"kernels_ms": self.kernels_ms} if self.kernels_ms else {}
         return row | ({"failed": self.failures} if self.failures else {})
 
 
@@ -157,6 +161,7 @@ def _prepare(
     if device.type == "cuda" and "launched" in case.ways:
         with failures_into(case.failures, "graph"):
             case.ways["graph"] = graphed(case.ways["launched"], pool=pool)
+            case.kernels_ms = kernel_times(case.ways["graph"])
     case.prepare_s = time.perf_counter() - start
     return case
 
@@ -237,7 +242,12 @@ def print_rows(results: Results, device: torch.device, *, batch: int, size: int,
         for row in results.rows
         for way, reason in row.get("failed", {}).items()
     ]
-    results.finish([*columns, "peak memory"], cells, [about, *failed])
+    kernels = [
+        f"{row['model']} {row['phase']}, ms: {describe(row['kernels_ms'])}"
+        for row in results.rows
+        if "kernels_ms" in row
+    ]
+    results.finish([*columns, "peak memory"], cells, [about, *kernels, *failed])
 
 
 def _cells(row: dict[str, Any], way: str) -> list[str]:

@@ -1,0 +1,50 @@
+"""Where the time of a call goes on a GPU: its kernels, by kind."""
+
+import re
+import warnings
+from collections import defaultdict
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from ..attention.triton_backend import TILES
+from .measure import Call
+
+KINDS = {
+    "pointwise": r"triton_poi",
+    "reductions": r"triton_(red|per)|reduce_kernel",
+    "convolutions and products": r"gemm|conv|nvjet|cutlass|cudnn|splitK|wgrad|dgrad|fprop",
+    "optimiser": r"multi_tensor_apply|fused_sgd",
+    "copies": r"(?i)mem(cpy|set)|copy",
+}
+
+
+def kernel_times(call: Call, repeats: int = 3) -> dict[str, float]:
+    """Milliseconds of one call by kind of kernel, the longest first; our own kernels have their names."""
+    call()
+    torch.cuda.synchronize()
+    with warnings.catch_warnings(), profile(activities=[ProfilerActivity.CUDA]) as profiled:
+        warnings.simplefilter("ignore")  # about events of an earlier cycle, which there is none of
+        for _ in range(repeats):
+            call()
+        torch.cuda.synchronize()
+    times: dict[str, float] = defaultdict(float)
+    for event in profiled.events():
+        times[kind_of(event.name)] += event.device_time / 1000 / repeats
+    return dict(sorted(times.items(), key=lambda item: -item[1]))
+
+
+def kind_of(kernel: str) -> str:
+    if kernel in TILES:
+        return kernel
+    return next((kind for kind, pattern in KINDS.items() if re.search(pattern, kernel)), "other")
+
+
+def describe(times: dict[str, float]) -> str:
+    """In one line: the kinds, then what of it is attention."""
+    ours = {kind: ms for kind, ms in times.items() if kind in TILES}
+    others = [f"{kind} {ms:.2f}" for kind, ms in times.items() if kind not in TILES and ms >= 0.005]
+    if ours:
+        parts = ", ".join(f"{kind} {ms:.2f}" for kind, ms in ours.items())
+        others.append(f"attention {sum(ours.values()):.2f} ({parts})")
+    return ", ".join(others)
