@@ -10,7 +10,7 @@ is `lse`.
 import triton
 import triton.language as tl
 
-from .triton_pack import load_pixels, pack, store_pixels  # noqa: F401  pack: so that all kernels are found here
+from .triton_pack import find_head, load_pixels, pack, store_pixels  # noqa: F401  pack: so that all kernels are found here
 
 LN2 = tl.constexpr(0.6931471805599453)
 
@@ -20,6 +20,12 @@ def load_rows(base, row, valid, STRIDE: tl.constexpr, WIDTH: tl.constexpr, WHOLE
     """[rows, WIDTH] of packed operands; without a mask where all rows exist."""
     pointers = base + (row * STRIDE)[:, None] + tl.arange(0, WIDTH)[None, :]
     return tl.load(pointers) if WHOLE else tl.load(pointers, mask=valid[:, None], other=0.0)
+
+
+@triton.jit
+def load_slots(base, SLOTS: tl.constexpr, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
+    """[SLOTS, WIDTH] of packed keys or values: all slots exist."""
+    return tl.load(base + (tl.arange(0, SLOTS) * STRIDE)[:, None] + tl.arange(0, WIDTH)[None, :])
 
 
 @triton.jit
@@ -54,12 +60,12 @@ def weigh(s, peak, log_total, SCALE: tl.constexpr, EXACT: tl.constexpr):
 
 @triton.jit
 def load_columns(
-    queries, pixel, inside, x0, STRIDE: tl.constexpr, BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr,
+    queries, pixel, inside, STRIDE: tl.constexpr, BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr,
     KEY_COLS: tl.constexpr, WHOLE: tl.constexpr, RELATIVE: tl.constexpr,
 ):  # fmt: skip
     """[BLOCK_M, KEY_ROWS * KEY_COLS]: the relative logits of a strip's columns, the same for all its rows."""
     if RELATIVE:
-        columns = load_rows(queries + x0, pixel, inside, STRIDE, KEY_COLS, WHOLE).to(tl.float32)
+        columns = load_rows(queries, pixel, inside, STRIDE, KEY_COLS, WHOLE).to(tl.float32)
     else:
         columns = tl.zeros([BLOCK_M, KEY_COLS], tl.float32)
     columns = tl.broadcast_to(columns[:, None, :], [BLOCK_M, KEY_ROWS, KEY_COLS])
@@ -84,10 +90,7 @@ def attend_forward(
     STRIPS: tl.constexpr = (W + KEY_COLS - 1) // KEY_COLS
     WHOLE: tl.constexpr = PIXELS % BLOCK_M == 0
     tiles: tl.constexpr = (PIXELS + BLOCK_M - 1) // BLOCK_M
-    local_image_head = (tl.program_id(0) // tiles).to(tl.int64)
-    image_head = local_image_head + first_image_head
-    head = (image_head % HEADS).to(tl.int32)
-    image = image_head // HEADS
+    local_image_head, image_head, image, head = find_head(tl.program_id(0) // tiles, first_image_head, HEADS)
 
     pixel = (tl.program_id(0) % tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = pixel < PIXELS
@@ -97,31 +100,22 @@ def attend_forward(
     if MAIN > 0:
         q_base = qkv + image * STRIDE_B + head * D
         q = load_pixels(q_base, (pixel // W) * STRIDE_H + (pixel % W) * STRIDE_W, inside, D, MAIN)
-    slot = tl.arange(0, SLOTS)
 
     peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
     mixed = tl.zeros([BLOCK_M, DV_PAD], tl.float32)
     for strip in range(STRIPS):
         columns = load_columns(
-            queries + GROUPS * TAIL,
-            pixel,
-            inside,
-            strip * KEY_COLS,
-            STRIDE,
-            BLOCK_M,
-            KEY_ROWS,
-            KEY_COLS,
-            WHOLE,
-            RELATIVE,
-        )
+            queries + GROUPS * TAIL + strip * KEY_COLS, pixel, inside,
+            STRIDE, BLOCK_M, KEY_ROWS, KEY_COLS, WHOLE, RELATIVE,
+        )  # fmt: skip
         for y0 in range(0, H, KEY_ROWS):
             first = (strip * ROWS + y0) * KEY_COLS
-            k_tail = load_rows(keys + first * (MAIN + TAIL) + MAIN, slot, slot < SLOTS, MAIN + TAIL, TAIL, True)
-            v = load_rows(values + first * VALUES, slot, slot < SLOTS, VALUES, DV_PAD, True)
+            k_tail = load_slots(keys + first * (MAIN + TAIL) + MAIN, SLOTS, MAIN + TAIL, TAIL)
+            v = load_slots(values + first * VALUES, SLOTS, VALUES, DV_PAD)
             q_tail = load_rows(queries + (y0 // GROUP) * TAIL, pixel, inside, STRIDE, TAIL, WHOLE)
             s = add_product(columns, q_tail, tl.trans(k_tail), PRECISION, EXACT)
             if MAIN > 0:
-                k = load_rows(keys + first * (MAIN + TAIL), slot, slot < SLOTS, MAIN + TAIL, MAIN, True)
+                k = load_slots(keys + first * (MAIN + TAIL), SLOTS, MAIN + TAIL, MAIN)
                 s = add_product(s, q, tl.trans(k), PRECISION, EXACT)
             new_peak = tl.maximum(peak, tl.max(s, 1) * SCALE)
             p = tl.exp2(s * SCALE - new_peak[:, None])
@@ -157,10 +151,7 @@ def attend_backward_queries(
     WHOLE: tl.constexpr = PIXELS % BLOCK_M == 0
     GRAD_W: tl.constexpr = HEADS * (2 * D + DV)
     tiles: tl.constexpr = (PIXELS + BLOCK_M - 1) // BLOCK_M
-    local_image_head = (tl.program_id(0) // tiles).to(tl.int64)
-    image_head = local_image_head + first_image_head
-    head = (image_head % HEADS).to(tl.int32)
-    image = image_head // HEADS
+    local_image_head, image_head, image, head = find_head(tl.program_id(0) // tiles, first_image_head, HEADS)
 
     pixel = (tl.program_id(0) % tiles) * BLOCK_M + tl.arange(0, BLOCK_M)
     inside = pixel < PIXELS
@@ -190,26 +181,18 @@ def attend_backward_queries(
         main_grad = tl.zeros([BLOCK_M, MAIN], tl.float32)
     for strip in range(STRIPS):
         columns = load_columns(
-            queries + GROUPS * TAIL,
-            pixel,
-            inside,
-            strip * KEY_COLS,
-            STRIDE,
-            BLOCK_M,
-            KEY_ROWS,
-            KEY_COLS,
-            WHOLE,
-            RELATIVE,
-        )
+            queries + GROUPS * TAIL + strip * KEY_COLS, pixel, inside,
+            STRIDE, BLOCK_M, KEY_ROWS, KEY_COLS, WHOLE, RELATIVE,
+        )  # fmt: skip
         grad_columns = tl.zeros([BLOCK_M, KEY_COLS], tl.float32)
         for y0 in range(0, H, KEY_ROWS):
             first = (strip * ROWS + y0) * KEY_COLS
-            k_tail = load_rows(keys + first * (MAIN + TAIL) + MAIN, slot, slot < SLOTS, MAIN + TAIL, TAIL, True)
-            v = load_rows(values + first * VALUES, slot, slot < SLOTS, VALUES, VALUES, True)
+            k_tail = load_slots(keys + first * (MAIN + TAIL) + MAIN, SLOTS, MAIN + TAIL, TAIL)
+            v = load_slots(values + first * VALUES, SLOTS, VALUES, VALUES)
             q_tail = load_rows(queries + (y0 // GROUP) * TAIL, pixel, inside, STRIDE, TAIL, WHOLE)
             s = add_product(columns, q_tail, tl.trans(k_tail), PRECISION, EXACT)
             if MAIN > 0:
-                k = load_rows(keys + first * (MAIN + TAIL), slot, slot < SLOTS, MAIN + TAIL, MAIN, True)
+                k = load_slots(keys + first * (MAIN + TAIL), SLOTS, MAIN + TAIL, MAIN)
                 s = add_product(s, q, tl.trans(k), PRECISION, EXACT)
             p = weigh(s, peak[:, None], log_total[:, None], SCALE, EXACT)
             ds = (p * tl.dot(do, tl.trans(v), input_precision=PRECISION)).to(v.dtype)
@@ -260,10 +243,7 @@ def relative_backward(
     LENGTH: tl.constexpr = 2 * H + 2 * W - 2
     GRAD_W: tl.constexpr = HEADS * (2 * D + DV)
     split = tl.program_id(0) % SPLITS
-    local_image_head = (tl.program_id(0) // SPLITS).to(tl.int64)
-    image_head = local_image_head + first_image_head
-    head = (image_head % HEADS).to(tl.int32)
-    image = image_head // HEADS
+    local_image_head, image_head, image, head = find_head(tl.program_id(0) // SPLITS, first_image_head, HEADS)
     grad_base = grad_qkv + image * (H * W * GRAD_W) + head * D
     grad_logits += local_image_head * (H * W * (STRIPS * H + W))
     vectors = load_tables(tables, head, H, W, D, D_PAD, OFFSETS, TABLES_PER_HEAD)
@@ -318,16 +298,14 @@ def attend_backward_keys(
     tiles_y: tl.constexpr = (H + KEY_ROWS - 1) // KEY_ROWS
     strip = (tl.program_id(0) // tiles_y) % STRIPS
     y0 = (tl.program_id(0) % tiles_y) * KEY_ROWS
-    local_image_head = (tl.program_id(0) // (tiles_y * STRIPS)).to(tl.int64)
-    image_head = local_image_head + first_image_head
-    head = (image_head % HEADS).to(tl.int32)
-    image = image_head // HEADS
+    number = tl.program_id(0) // (tiles_y * STRIPS)
+    local_image_head, image_head, image, head = find_head(number, first_image_head, HEADS)
 
     slot = tl.arange(0, SLOTS)
     first = (local_image_head * STRIPS + strip) * (ROWS * KEY_COLS) + y0 * KEY_COLS
     keys += first * (MAIN + TAIL)
-    k_tail = load_rows(keys + MAIN, slot, slot < SLOTS, MAIN + TAIL, TAIL, True)
-    v = load_rows(values + first * VALUES, slot, slot < SLOTS, VALUES, VALUES, True)
+    k_tail = load_slots(keys + MAIN, SLOTS, MAIN + TAIL, TAIL)
+    v = load_slots(values + first * VALUES, SLOTS, VALUES, VALUES)
     spread_cols = one_hot(slot % KEY_COLS, WINDOW, v.dtype)
     tails = queries + local_image_head * (PIXELS * STRIDE) + (y0 // GROUP) * TAIL
     columns = queries + local_image_head * (PIXELS * STRIDE) + GROUPS * TAIL + strip * KEY_COLS
@@ -335,7 +313,7 @@ def attend_backward_keys(
     tail_grad = tl.zeros([SLOTS, TAIL], tl.float32)
     value_grad = tl.zeros([SLOTS, VALUES], tl.float32)
     if MAIN > 0:
-        k = load_rows(keys, slot, slot < SLOTS, MAIN + TAIL, MAIN, True)
+        k = load_slots(keys, SLOTS, MAIN + TAIL, MAIN)
         q_base = qkv + image * STRIDE_B + head * D
         main_grad = tl.zeros([SLOTS, MAIN], tl.float32)
     for start in range(0, PIXELS, BLOCK_M):

@@ -32,6 +32,14 @@ def store_pixels(base, pixel_offset, valid, value, DEPTH: tl.constexpr, DEPTH_PA
 
 
 @triton.jit
+def find_head(number, first_image_head, HEADS: tl.constexpr):
+    """Of the image-head with that number in this launch: the number, that among all, its image and its head."""
+    local_image_head = number.to(tl.int64)  # int64: a batch may hold more than 2**31 elements
+    image_head = local_image_head + first_image_head
+    return local_image_head, image_head, image_head // HEADS, (image_head % HEADS).to(tl.int32)
+
+
+@triton.jit
 def load_line(
     qkv, tables, head, image, i, first,
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
@@ -45,7 +53,7 @@ def load_line(
     ix = along if ROWS else i
     exists = along < (W if ROWS else H)
     base = qkv + image * STRIDE_B + head * D
-    q = load_pixels(base, iy * STRIDE_H + ix * STRIDE_W + along * 0, exists, D, D_PAD)
+    q = load_pixels(base, iy * STRIDE_H + ix * STRIDE_W, exists, D, D_PAD)
     vectors = tables + (head * ((2 * H + 2 * W - 2) * D) if TABLES_PER_HEAD else 0)
     vectors += (H - 1 - i) * D if ROWS else (2 * H + W - 2 - i) * D
     return q, iy * W + ix, exists, vectors
@@ -53,9 +61,9 @@ def load_line(
 
 @triton.jit
 def pack_line(
-    qkv, tables, queries, local_image_head, image_head, i, first,
+    qkv, tables, queries, local_image_head, image, head, i, first,
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
-    HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
+    H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
     COLUMNS: tl.constexpr, PADDED: tl.constexpr, TABLES_PER_HEAD: tl.constexpr, RELATIVE: tl.constexpr,
     OUTSIDE: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
@@ -63,9 +71,8 @@ def pack_line(
     """The tails (ROWS) or the columns' logits of BLOCK_M queries of one image row or column: one product."""
     WIDTH: tl.constexpr = GROUPS * TAIL if ROWS else COLUMNS
     STRIDE: tl.constexpr = GROUPS * TAIL + COLUMNS
-    head = (image_head % HEADS).to(tl.int32)
     q, pixel, exists, vectors = load_line(
-        qkv, tables, head, image_head // HEADS, i, first,
+        qkv, tables, head, image, i, first,
         STRIDE_B, STRIDE_H, STRIDE_W, H, W, D, D_PAD, TABLES_PER_HEAD, ROWS, BLOCK_M,
     )  # fmt: skip
     wide = tl.arange(0, PADDED)
@@ -87,28 +94,27 @@ def pack_line(
 
 @triton.jit
 def pack_keys(
-    qkv, keys, values, local_image_head, image_head, tile,
+    qkv, keys, values, local_image_head, image, head, tile,
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, KEY: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr,
     VALUES: tl.constexpr, KEY_COLS: tl.constexpr, ALL_SLOTS: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
     ALL_ROWS: tl.constexpr = (H + GROUP - 1) // GROUP * GROUP
-    head = (image_head % HEADS).to(tl.int32)
     slot = tile * SLOTS + tl.arange(0, SLOTS)
     exists = slot < ALL_SLOTS
     jy = (slot // KEY_COLS) % ALL_ROWS
     jx = (slot // (KEY_COLS * ALL_ROWS)) * KEY_COLS + slot % KEY_COLS
     on_map = (jy < H) & (jx < W)
     place = jy * STRIDE_H + jx * STRIDE_W
-    image = qkv + (image_head // HEADS) * STRIDE_B
-    k = load_pixels(image + (HEADS + head) * D, place, on_map, D, KEY)
+    base = qkv + image * STRIDE_B
+    k = load_pixels(base + (HEADS + head) * D, place, on_map, D, KEY)
     depth = tl.arange(0, KEY)[None, :]
     k = tl.where(depth == D, tl.where(on_map, 0.0, 1.0)[:, None], k)
     k = tl.where(depth - (MAIN + ROWS_AT) == (jy % GROUP)[:, None], 1.0, k)
     keys += local_image_head * (ALL_SLOTS * (MAIN + TAIL))
     store_pixels(keys, slot * (MAIN + TAIL), exists, k, MAIN + TAIL, KEY)
-    v = load_pixels(image + 2 * HEADS * D + head * DV, place, on_map, DV, VALUES)
+    v = load_pixels(base + 2 * HEADS * D + head * DV, place, on_map, DV, VALUES)
     depth = tl.arange(0, VALUES)[None, :]
     v = tl.where((depth == DV) | (depth == DV + 1), 1.0, v)
     store_pixels(values + local_image_head * (ALL_SLOTS * VALUES), slot * VALUES, exists, v, VALUES, VALUES)
@@ -132,26 +138,26 @@ def pack(
     in_rows: tl.constexpr = H * row_blocks
     in_columns: tl.constexpr = W * column_blocks if RELATIVE else 0
     of_keys: tl.constexpr = (ALL_SLOTS + SLOTS - 1) // SLOTS
-    local_image_head = (tl.program_id(0) // (in_rows + in_columns + of_keys)).to(tl.int64)
-    image_head = local_image_head + first_image_head  # int64: a batch may hold more than 2**31 elements
-    program = tl.program_id(0) % (in_rows + in_columns + of_keys)
+    programs: tl.constexpr = in_rows + in_columns + of_keys
+    local_image_head, _, image, head = find_head(tl.program_id(0) // programs, first_image_head, HEADS)
+    program = tl.program_id(0) % programs
     if program < in_rows:
         pack_line(
-            qkv, tables, queries, local_image_head, image_head,
+            qkv, tables, queries, local_image_head, image, head,
             program // row_blocks, program % row_blocks * BLOCK_M,
-            STRIDE_B, STRIDE_H, STRIDE_W, HEADS, H, W, D, D_PAD, MAIN, TAIL, ROWS_AT, GROUP, GROUPS, COLUMNS,
+            STRIDE_B, STRIDE_H, STRIDE_W, H, W, D, D_PAD, MAIN, TAIL, ROWS_AT, GROUP, GROUPS, COLUMNS,
             TAILS_PADDED, TABLES_PER_HEAD, RELATIVE, OUTSIDE, PRECISION, True, BLOCK_M,
         )  # fmt: skip
     elif program < in_rows + in_columns:
         pack_line(
-            qkv, tables, queries, local_image_head, image_head,
+            qkv, tables, queries, local_image_head, image, head,
             (program - in_rows) // column_blocks, (program - in_rows) % column_blocks * BLOCK_M,
-            STRIDE_B, STRIDE_H, STRIDE_W, HEADS, H, W, D, D_PAD, MAIN, TAIL, ROWS_AT, GROUP, GROUPS, COLUMNS,
+            STRIDE_B, STRIDE_H, STRIDE_W, H, W, D, D_PAD, MAIN, TAIL, ROWS_AT, GROUP, GROUPS, COLUMNS,
             COLUMNS_PADDED, TABLES_PER_HEAD, RELATIVE, OUTSIDE, PRECISION, False, BLOCK_M,
         )  # fmt: skip
     else:
         pack_keys(
-            qkv, keys, values, local_image_head, image_head, program - in_rows - in_columns,
+            qkv, keys, values, local_image_head, image, head, program - in_rows - in_columns,
             STRIDE_B, STRIDE_H, STRIDE_W, HEADS, H, W, D, DV, MAIN, TAIL, KEY, ROWS_AT, GROUP, VALUES, KEY_COLS,
             ALL_SLOTS, SLOTS,
         )  # fmt: skip
