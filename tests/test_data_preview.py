@@ -2,11 +2,13 @@
 
 import pytest
 import torch
+from detection_data import make_coco
 from matplotlib.patches import Rectangle
 from PIL import Image
 
 from aaconv.cli import main
 from aaconv.data import open_dataset, preview
+from aaconv.data.coco import open_detection
 
 
 def make_folder(root, broken=()):
@@ -47,6 +49,32 @@ def test_sheet_of_a_folder_names_classes_and_skips_what_is_broken(tmp_path):
     make_folder(tmp_path, broken=range(6))
     with pytest.raises(OSError, match="none of the 6 images"):
         preview.sheet(dataset, "train", count=6, seed=0)
+
+
+def test_sheet_of_coco_shows_the_boxes_and_names_their_classes(tmp_path):
+    dataset = open_detection("coco", make_coco(tmp_path), "train")
+    figure = preview.sheet(dataset, "train", count=6, seed=0)
+    assert sorted(captions(figure)) == ["car, toothbrush"] * 2 + ["car, toothbrush, train"] * 2 + ["nothing"] * 2
+    order = torch.randperm(6, generator=torch.Generator().manual_seed(0)).tolist()
+    for index, axes in zip(order, figure.axes, strict=True):
+        drawn = [[*box.get_xy(), box.get_width(), box.get_height()] for box in axes.patches]
+        boxes = dataset.objects[index].boxes
+        wanted = torch.cat([boxes[:, :2] - 0.5, boxes[:, 2:] - boxes[:, :2]], dim=1)
+        torch.testing.assert_close(torch.tensor(drawn).reshape(-1, 4).float(), wanted)
+
+
+def test_command_reads_coco_and_names_wrong_annotations(tmp_path, capsys):
+    make_coco(tmp_path / "set")
+    arguments = ["data", "preview", "coco/set", "--data-dir", str(tmp_path), "-o", str(tmp_path / "sheet.png")]
+    assert main(arguments) == 0
+    (tmp_path / "sheet.png").unlink()
+    for content, message in (('{"images": [', "is not JSON"), ('{"images": 3}', "has no list of 'images'")):
+        (tmp_path / "set/annotations/instances_train.json").write_text(content)
+        assert main(arguments) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    assert not (tmp_path / "sheet.png").exists()
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,9 @@ def add_commands(commands: Any) -> None:
 
 def _add_preview(looks: Any) -> None:
     preview = add(looks, "preview", _data_preview, "draw a sheet of examples", "shapes -o sheet.png")
-    preview.add_argument("name", help="shapes, cifar10, cifar100, imagenet, folder/PATH, wds/PATH or hfds/NAME")
+    preview.add_argument(
+        "name", help="shapes, cifar10, cifar100, imagenet, coco/PATH, folder/PATH, wds/PATH or hfds/NAME"
+    )
     preview.add_argument("-o", "--output", metavar="FILE", help="an image file; default: NAME.png")
     preview.add_argument("--data-dir", metavar="DIR", help="where the data lie")
     preview.add_argument(

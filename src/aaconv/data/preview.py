@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from pathlib import Path
 from textwrap import shorten
 
@@ -14,7 +15,9 @@ from matplotlib.patches import Rectangle
 from timm.data import ImageNetInfo
 from torch import Tensor
 
+from ..detection.draw import class_colour
 from ..files import replacing
+from .coco import DetectionDataset, Objects, open_detection
 from .datasets import Dataset, open_dataset
 from .unreadable import Skipped, UnreadableImage
 
@@ -42,14 +45,16 @@ def save(
         raise ValueError(f"count must be 1 to {MAX_COUNT}, got {count}")
     if seed < 0:
         raise ValueError(f"seed must be at least 0, got {seed}")
-    options = {"seed": seed} if name == "shapes" else {}
-    dataset = open_dataset(name, data_dir, split, **options)
+    if name.partition("/")[0] == "coco":
+        dataset = open_detection(name, data_dir, split)
+    else:
+        dataset = open_dataset(name, data_dir, split, **({"seed": seed} if name == "shapes" else {}))
     with rc_context(STYLE), replacing(path) as draft:
         sheet(dataset, split, count=count, seed=seed).savefig(draft, dpi=160, facecolor="white")
     return path
 
 
-def sheet(dataset: Dataset, split: str, *, count: int, seed: int) -> Figure:
+def sheet(dataset: Dataset | DetectionDataset, split: str, *, count: int, seed: int) -> Figure:
     """A grid of examples under a line about the data set; unreadable images are skipped like in training."""
     examples = _examples(dataset, min(count, len(dataset)), seed)
     columns = min(len(examples), max(4, math.ceil(math.sqrt(1.5 * len(examples)))))
@@ -59,13 +64,17 @@ def sheet(dataset: Dataset, split: str, *, count: int, seed: int) -> Figure:
     figure = Figure(figsize=(width, height))
     figure.text(MARGIN / width, 1 - 0.42 / height, dataset.name, fontsize=15, fontweight="bold", va="baseline")
     figure.text(MARGIN / width, 1 - 0.66 / height, _about(dataset, split, examples), color=PALE, va="baseline")
-    for number, (index, image, label) in enumerate(examples):
+    for number, (index, image, shown) in enumerate(examples):
         row, column = divmod(number, columns)
         left = MARGIN + column * CELL
         top = HEADER + row * (CELL + CAPTION)
         axes = figure.add_axes((left / width, 1 - (top + SIDE) / height, SIDE / width, SIDE / height))
-        _show(axes, image, class_title(dataset.classes[label]))
-        _draw_boxes(axes, dataset, index)
+        if isinstance(shown, Objects):
+            _show(axes, image, _most_frequent(shown, dataset.classes))
+            _draw_objects(axes, shown)
+        else:
+            _show(axes, image, class_title(dataset.classes[shown]))
+            _draw_boxes(axes, dataset, index)
     return figure
 
 
@@ -79,7 +88,10 @@ def class_title(name: str) -> str:
     return name.replace("_", " ")
 
 
-def _examples(dataset: Dataset, count: int, seed: int) -> list[tuple[int, Tensor, int]]:
+def _examples(
+    dataset: Dataset | DetectionDataset, count: int, seed: int
+) -> list[tuple[int, Tensor, int]] | list[tuple[int, Tensor, Objects]]:
+    """(index, image, its label or its objects) of images in random order."""
     order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist()
     skipped, examples = Skipped(), []
     for index in order:
@@ -95,10 +107,12 @@ def _examples(dataset: Dataset, count: int, seed: int) -> list[tuple[int, Tensor
     return examples
 
 
-def _about(dataset: Dataset, split: str, examples: list[tuple[int, Tensor, int]]) -> str:
+def _about(dataset: Dataset | DetectionDataset, split: str, examples: list[tuple]) -> str:
     sizes = {tuple(image.shape[1:]) for _, image, _ in examples}
     size = "{1} x {0} pixels".format(*next(iter(sizes))) if len(sizes) == 1 else "of many sizes"
     images = "training images" if split == "train" else "test images"
+    if isinstance(dataset, DetectionDataset):
+        return f"{len(dataset):,} {images} with objects of {len(dataset.classes):,} classes, {size}"
     return f"{len(dataset):,} {images} in {len(dataset.classes):,} classes, {size}"
 
 
@@ -109,6 +123,19 @@ def _show(axes: Axes, image: Tensor, title: str) -> None:
     text = shorten(title, LETTERS, placeholder="…") if " " in title else title
     text = text if len(text) <= LETTERS else text[: LETTERS - 1] + "…"
     axes.annotate(text, (0.5, 0), (0, -4), "axes fraction", "offset points", ha="center", va="top", fontsize=8)
+
+
+def _most_frequent(objects: Objects, classes: tuple[str, ...]) -> str:
+    """The classes in an image, those with most objects first."""
+    labels = Counter(objects.labels.tolist())
+    return ", ".join(class_title(classes[label]) for label, _ in labels.most_common()) or "nothing"
+
+
+def _draw_objects(axes: Axes, objects: Objects) -> None:
+    """A box each, in the colour of its class: there may be many, so that names would hide them."""
+    for (x0, y0, x1, y1), label in zip(objects.boxes.tolist(), objects.labels.tolist(), strict=True):
+        colour = [value / 255 for value in class_colour(label)]
+        axes.add_patch(Rectangle((x0 - 0.5, y0 - 0.5), x1 - x0, y1 - y0, fill=False, edgecolor=colour, linewidth=0.9))
 
 
 def _draw_boxes(axes: Axes, dataset: Dataset, index: int) -> None:
