@@ -17,7 +17,6 @@ from dataclasses import asdict, dataclass
 
 import timm
 import torch
-from rich.console import Console
 from rich.table import Table
 from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter, is_lazy
@@ -26,6 +25,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from .flops import RULES, SLIDING, Ops, aten, attention_ops
 from .layer import AAConv2d
 from .models import check_name, create_model, list_models
+from .terminal import console, readable_bytes
 
 LARGEST_SIZE_TRIED = 1024
 LARGEST_SIZE = 10**5  # far larger, and the sizes in bytes overflow
@@ -332,9 +332,8 @@ def print_cost(name: str, size: tuple[int, int] | None = None, *, layers: bool =
     output.print(f"  FLOPs       {cost.true_flops:>15,}  with the batched products Q K^T and A V")
     if cost.map_bytes:
         largest = max(layer.map_bytes for layer in cost.layers)
-        output.print(
-            f"  maps        {_bytes(cost.map_bytes):>15}  in all, bfloat16; {_bytes(largest)} the largest layer"
-        )
+        maps, most = readable_bytes(cost.map_bytes), readable_bytes(largest)
+        output.print(f"  maps        {maps:>15}  in all, bfloat16; {most} the largest layer")
 
 
 def print_models(pattern: str = "*", *, as_json: bool = False) -> None:
@@ -346,7 +345,7 @@ def print_models(pattern: str = "*", *, as_json: bool = False) -> None:
     table = _new_table("model", "size", "params", "GFlops (paper)", "GFlops (true)", "maps")
     for name in names:
         cost = count_named(name)
-        maps = _bytes(cost.map_bytes) if cost.map_bytes else "-"
+        maps = readable_bytes(cost.map_bytes) if cost.map_bytes else "-"
         gflops = (f"{cost.gflops:.3f}", f"{cost.true_gflops:.3f}")
         table.add_row(name, "{} x {}".format(*cost.size), f"{cost.params:,}", *gflops, maps)
     console().print(table)
@@ -365,7 +364,7 @@ def _layer_table(cost: Cost) -> Table:
     table = _new_table("layer", "kind", "output", "params", "FLOPs (paper)", "FLOPs (true)", "maps")
     for layer in cost.layers:
         output = " x ".join(map(str, layer.output[1:])) if layer.output else ""
-        maps = _bytes(layer.map_bytes) if layer.map_bytes else ""
+        maps = readable_bytes(layer.map_bytes) if layer.map_bytes else ""
         counts = (f"{number:,}" if number else "" for number in (layer.params, layer.flops, layer.true_flops))
         table.add_row(layer.name or "(model)", layer.kind, output, *counts, maps)
     return table
@@ -378,7 +377,9 @@ def _attention_table(cost: Cost) -> Table:
     for branch in cost.attention:
         sizes = map(str, (branch.num_heads, branch.key_channels, branch.value_channels))
         counts = (f"{number:,}" for number in (branch.params, branch.flops, branch.true_flops))
-        table.add_row(branch.name, f"{branch.height} x {branch.width}", *sizes, *counts, _bytes(branch.map_bytes))
+        table.add_row(
+            branch.name, f"{branch.height} x {branch.width}", *sizes, *counts, readable_bytes(branch.map_bytes)
+        )
     return table
 
 
@@ -388,15 +389,3 @@ def _new_table(first: str, *columns: str) -> Table:
     for column in columns:
         table.add_column(column, justify="left" if column == "kind" else "right", no_wrap=True)
     return table
-
-
-def console() -> Console:
-    """Rich output, plain where it is not a terminal, and always wide enough that no digit is cut."""
-    terminal = Console()
-    return Console(width=max(terminal.width, 120) if terminal.is_terminal else 200)
-
-
-def _bytes(size: int) -> str:
-    if size >= 2**30:
-        return f"{size / 2**30:,.2f} GiB"
-    return f"{size / 2**20:.2f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"

@@ -7,9 +7,10 @@ import torch
 from rich.table import Table
 
 from .attention import BACKENDS, choose_backend
-from .cost import build, console
+from .cost import build
 from .layer import AAConv2d
 from .models import list_models
+from .terminal import console
 from .version import __version__
 
 DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}

@@ -15,12 +15,13 @@ from torch import Tensor
 
 from . import recipes
 from .classify import count
-from .cost import console
 from .data import Dataset, make_loader, open_dataset
 from .data.preview import class_title
 from .machine import cores, pick_device
+from .models import check_name
 from .recipes.recipe import Recipe
 from .run_folder import RECIPE, Loaded, is_run, load_model
+from .terminal import console
 from .training.tasks import open_data
 
 BATCH, WORKERS = 256, 4
@@ -75,6 +76,7 @@ def evaluate(
         loaded = load_model(source, weights=weights, pretrained=pretrained, device=where)
         dataset = _own_data(loaded, data_dir) if data is None else open_dataset(data, data_dir, "test")
     elif data is None:
+        check_name(str(source))
         raise ValueError(f"{source} is a model, not a run: say on which data with --data NAME")
     else:
         dataset = open_dataset(data, data_dir, "test")

@@ -17,7 +17,6 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2 import functional as F
 
-from .cost import console
 from .data import Normalize
 from .data.datasets import IMAGE_ENDINGS
 from .data.preview import class_title
@@ -25,6 +24,7 @@ from .data.transforms import EVAL_CROP
 from .evaluate import precision
 from .machine import pick_device
 from .run_folder import Loaded, is_run, load_model, read_config
+from .terminal import console
 
 BACKGROUND = (255, 255, 255)  # behind what is transparent
 LONGEST = 4  # times the shorter side: what the middle of an image is cut out of

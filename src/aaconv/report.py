@@ -13,11 +13,12 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from . import curves
-from .cost import Cost, _bytes, count
+from .cost import Cost, count
 from .explore.page import fill, read
 from .files import check_writable, replacing
 from .hub import metric_rows
 from .run_folder import ENVIRONMENT, METRICS, RECIPE, Loaded, is_run, load_model, read_metrics, read_speed
+from .terminal import readable_bytes
 
 DASH = "\N{EN DASH}"
 
@@ -123,7 +124,7 @@ def _results(runs: Sequence[Run]) -> list[list[str]]:
     rows.append(["seconds an epoch", *(_number(_median(run.speed, "seconds"), "{:.1f}") for run in runs)])
     rows.append(["images a second", *(_number(_median(run.speed, "images_per_second"), "{:,.0f}") for run in runs)])
     memory = (max((row["peak_memory_bytes"] or 0 for row in run.speed), default=0) for run in runs)
-    rows.append(["peak memory", *(_bytes(most) if most else DASH for most in memory)])
+    rows.append(["peak memory", *(readable_bytes(most) if most else DASH for most in memory)])
     return rows
 
 
@@ -140,7 +141,10 @@ def _cost(runs: Sequence[Run]) -> list[list[str]]:
         ["parameters", *(f"{run.cost.params:,}" for run in runs)],
         ["GFLOPs, as the paper counts", *(f"{run.cost.gflops:.4g}" for run in runs)],
         ["GFLOPs, with the batched products", *(f"{run.cost.true_gflops:.4g}" for run in runs)],
-        ["attention maps, bfloat16", *(_bytes(run.cost.map_bytes) if run.cost.map_bytes else DASH for run in runs)],
+        [
+            "attention maps, bfloat16",
+            *(readable_bytes(run.cost.map_bytes) if run.cost.map_bytes else DASH for run in runs),
+        ],
         ["image", *("{} x {}".format(*run.cost.size) for run in runs)],
     ]
 
@@ -153,7 +157,7 @@ def _branches(runs: Sequence[Run]) -> str:
             rows = [
                 [branch.name, f"{branch.height} x {branch.width}", str(branch.num_heads), str(branch.key_channels),
                  str(branch.value_channels), f"{branch.params:,}", f"{branch.flops:,}", f"{branch.true_flops:,}",
-                 _bytes(branch.map_bytes)]
+                 readable_bytes(branch.map_bytes)]
                 for branch in run.cost.attention
             ]  # fmt: skip
             head = ["layer", "map", "heads", "keys", "values", "parameters", "FLOPs (paper)", "FLOPs (true)", "maps"]

@@ -23,8 +23,9 @@ import timm
 from rich.table import Table
 from rich.text import Text
 
-from .cost import AttentionCost, Cost, console, count_named
+from .cost import AttentionCost, Cost, count_named
 from .paper import ACCURACY, LATENCY, TABLES, PaperTable, Row
+from .terminal import console
 
 UNITS = {"k": 10**3, "M": 10**6, "G": 10**9, "KB": 2**10, "MB": 2**20, "": 1}
 COUNTED = ("GFlops", "Params", "Memory", "FLOPS")

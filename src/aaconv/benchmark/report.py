@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from rich.table import Table
 
-from ..cost import console
 from ..doctor import version_of
 from ..files import check_writable, replacing
+from ..terminal import console
 from ..version import __version__
 
 

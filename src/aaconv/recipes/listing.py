@@ -8,8 +8,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from ..cost import console
 from ..paper import ACCURACY
+from ..terminal import console
 from . import catalogue
 from .overrides import field_texts
 from .recipe import Recipe
