@@ -161,6 +161,24 @@ def test_what_is_no_safetensors_file_is_named(content):
         decode(content, "some file")
 
 
+def test_one_that_the_disk_does_not_give_is_reported_and_the_one_before_is_used(tmp_path):
+    for step in (1, 2):
+        save(tmp_path, step, STATE, tensors(step), keep=3)
+    broken = tmp_path / "step-00000002/model.safetensors"
+    broken.unlink()
+    broken.mkdir()
+    said = []
+    assert load_newest(tmp_path, said.append).path.name == "step-00000001"
+    assert said == [f"checkpoint {broken.parent} cannot be used: {broken.name} cannot be read: Is a directory; "
+                    "trying the one before"]  # fmt: skip
+
+
+def test_a_file_of_something_else_is_refused_in_words(tmp_path):
+    (tmp_path / "notes.txt").write_text("hello")
+    with pytest.raises(ValueError, match="not a file that torch has written"):
+        read_weights(tmp_path / "notes.txt")
+
+
 def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no file"):
         read_weights(tmp_path / "none.safetensors")

@@ -297,7 +297,7 @@ def test_a_folder_that_vanishes(run, tmp_path):
     os.rename(run, tmp_path / "elsewhere")
     code, text = running.wait()
     assert code == 2
-    assert f"{run} has vanished" in text.splitlines()[-1]
+    assert f"{run} has vanished, with its checkpoints; put it back" in text.splitlines()[-1]
     assert "Traceback" not in text
     assert not run.exists()
 

@@ -58,7 +58,9 @@ def read_weights(path: str | Path) -> Tensors:
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
     except (pickle.UnpicklingError, RuntimeError, EOFError, LookupError, ValueError) as error:
-        reason = str(error).splitlines()[0] if str(error) else type(error).__name__
+        # A LookupError says nothing but the byte that was looked up.
+        telling = str(error) and not isinstance(error, LookupError)
+        reason = str(error).splitlines()[0] if telling else "it is not a file that torch has written"
         raise ValueError(f"{path} is not opened, it holds more than weights or is damaged: {reason}") from None
     for key in ("state_dict_ema", "state_dict", "model"):
         if isinstance(found, dict) and isinstance(found.get(key), dict):
@@ -120,6 +122,8 @@ def load(path: Path) -> Checkpoint:
         data = {name: (path / name).read_bytes() for name in sums}
     except FileNotFoundError as error:
         raise ValueError(f"{Path(error.filename).name} is missing") from None
+    except OSError as error:
+        raise ValueError(f"{Path(error.filename or path).name} cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, AttributeError):
         raise ValueError(f"{MANIFEST} is damaged") from None
     for name, content in data.items():

@@ -98,5 +98,9 @@ class RunWriter:
         try:
             yield
         except OSError as error:
-            reason = f"{self.run} has vanished" if not self.run.is_dir() else error.strerror or str(error)
-            raise OSError(f"{what} cannot be written: {reason}; {self.last_good()}") from error
+            if not self.run.is_dir():
+                raise OSError(
+                    f"{what} cannot be written: {self.run} has vanished, with its checkpoints; put it back and go on "
+                    f"with: aaconv train --resume {self.run}"
+                ) from error
+            raise OSError(f"{what} cannot be written: {error.strerror or error}; {self.last_good()}") from error
