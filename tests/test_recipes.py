@@ -88,6 +88,13 @@ def test_imagenet_is_trained_as_the_paper_says():
     assert "weight_decay" not in ours(recipe)
 
 
+def test_what_the_paper_leaves_open_about_coco_is_marked_as_ours():
+    recipe = recipes.get("coco-retinanet50-aa")
+    assert {"warmup", "clip_grad", "batch", "lr_base", "precision"} <= set(ours(recipe))
+    assert not {"epochs", "optimizer"} & set(ours(recipe))
+    assert all(set(ours(recipes.get(name))) <= {field.name for field in fields(Recipe)} for name in recipes.names())
+
+
 @pytest.mark.parametrize("width", ["075", "100", "125", "140"])
 def test_augmented_mnasnets_begin_with_half_the_rate_and_end_with_the_same(width):
     plain, aa = (recipes.get(f"imagenet-mnasnet-{width}-{kind}") for kind in ("plain", "aa"))
@@ -103,6 +110,8 @@ def test_augmented_mnasnets_begin_with_half_the_rate_and_end_with_the_same(width
 def test_a_wrong_name_suggests_the_nearest():
     with pytest.raises(ValueError, match=r"cifar100-smal-aa.*did you mean cifar100-small-aa"):
         recipes.get("cifar100-smal-aa")
+    with pytest.raises(ValueError, match=r"did you mean demo-plain, demo-se, demo-aa\?"):
+        recipes.get("demo")
     with pytest.raises(ValueError, match="no recipe fits 'nothing'"):
         recipes.names("nothing")
     assert recipes.names("demo-*") == ["demo-plain", "demo-se", "demo-aa"]
@@ -167,8 +176,10 @@ def test_a_file_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "recipe.yaml").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ValueError, match="no text"):
         recipes.load(tmp_path / "recipe.yaml")
-    with pytest.raises(FileNotFoundError):
+    with pytest.raises(FileNotFoundError, match=r"there is no recipe .*none\.yaml"):
         recipes.load(tmp_path / "none.yaml")
+    with pytest.raises(IsADirectoryError, match=r"is a folder, not a recipe"):
+        recipes.load(tmp_path)
     with pytest.raises(ValueError, match="must be a mapping"):
         from_yaml("just words")
 

@@ -77,7 +77,7 @@ def conclusion(summary: dict[str, Any], run: Path) -> str:
     results = ", ".join(f"{title} {value:.2f} %" for title, value in found.items() if (title, value) != ("top-5", 100))
     lines = [
         f"{results}, loss {summary['loss']:.4f}" if summary.get("loss") is not None else results,
-        f"{summary['epochs']} epochs, {duration(summary['seconds_per_epoch'])} each, "
+        f"{_epochs(summary['epochs'])}, {duration(summary['seconds_per_epoch'])} each, "
         f"{summary['parameters']:,} parameters",
     ]
     recipe = recipes.load(run / run_folder.RECIPE)
@@ -88,12 +88,16 @@ def conclusion(summary: dict[str, Any], run: Path) -> str:
     return "\n".join([*lines, f"all of it is in {run}; look at it with aaconv eval, plot, report or explore"])
 
 
+def _epochs(number: int) -> str:
+    return "1 epoch" if number == 1 else f"{number} epochs"
+
+
 def _shortened(recipe: Recipe) -> str:
     """What the run did less of than the paper, if it did."""
     if recipe.name not in recipes.names():
         return ""
     usual = recipes.get(recipe.name)
-    parts = [f"{usual.epochs} epochs"] if recipe.epochs != usual.epochs else []
+    parts = [_epochs(usual.epochs)] if recipe.epochs != usual.epochs else []
     if recipe.train_limit:
         parts.append("all images")
     return f", with {' and '.join(parts)}" if parts else ""

@@ -57,7 +57,7 @@ def paper_value(recipe: Recipe, column: str) -> float | None:
 
 
 def _nearest(name: str) -> str:
-    near = get_close_matches(name, _RECIPES, n=3)
+    near = [known for known in _RECIPES if known.startswith(f"{name}-")][:3] or get_close_matches(name, _RECIPES, n=3)
     return f"; did you mean {', '.join(near)}?" if near else "; `aaconv recipes` lists them"
 
 
@@ -67,6 +67,10 @@ OURS = {
     "mnasnet": (
         *("batch", "lr_base", "momentum", "eps", "weight_decay", "label_smoothing", "ema", "warmup", "decay_epochs"),
         *("decay_rate", "precision", "compile"),
+    ),
+    "coco": (
+        *("size", "batch", "lr_base", "lr_base_size", "momentum", "weight_decay", "clip_grad", "schedule", "warmup"),
+        *("decay_epochs", "decay_rate", "precision", "compile"),
     ),
 }
 """Family -> fields of the paper's experiments that its text does not give: the choice is ours."""

@@ -39,6 +39,10 @@ def load(path: str | Path) -> Recipe:
     """Read a recipe; nothing in the file can run code."""
     try:
         text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise FileNotFoundError(f"there is no recipe {path}; a run keeps its own in RUN/recipe.yaml") from None
+    except IsADirectoryError:
+        raise IsADirectoryError(f"{path} is a folder, not a recipe; that of a run is in RUN/recipe.yaml") from None
     except UnicodeDecodeError:
         raise ValueError(f"{path} is not YAML: it is no text") from None
     return from_yaml(text, str(path))
