@@ -37,6 +37,8 @@ def test_named_data_are_taken_whole_and_limits_are_kept(run):
 def test_a_model_by_name_needs_data():
     with pytest.raises(ValueError, match="--data NAME"):
         evaluate("plain_small", device="cpu")
+    with pytest.raises(ValueError, match="there is no model 'photos'"):
+        evaluate("photos", device="cpu")
     assert evaluate("plain_small", data="shapes", limit=20, device="cpu").images == 20
 
 

@@ -22,7 +22,7 @@ from .models import check_name
 from .recipes.recipe import Recipe
 from .run_folder import RECIPE, Loaded, is_run, load_model
 from .terminal import console
-from .training.tasks import open_data
+from .training.tasks import limited, open_data, shapes_options
 
 BATCH, WORKERS = 256, 4
 TAKEN_FOR = 3  # wrong classes named beside a class
@@ -154,10 +154,8 @@ def _own_data(loaded: Loaded, data_dir: str | Path | None) -> Dataset:
     if recipe.holdout:
         return open_data(recipe)[1]
     # The training images need not be there.
-    size = {"size": recipe.size} if recipe.data == "shapes" and recipe.size else {}
-    number = {"number": recipe.eval_limit} if recipe.data == "shapes" and recipe.eval_limit else {}
-    test = open_dataset(recipe.data, recipe.data_dir, "test", **size, **number)
-    return test.take(recipe.eval_limit) if recipe.eval_limit else test
+    test = open_dataset(recipe.data, recipe.data_dir, "test", **shapes_options(recipe, train=False))
+    return limited("eval_limit", test, recipe.eval_limit)
 
 
 def _check_classes(loaded: Loaded, dataset: Dataset) -> None:
