@@ -27,7 +27,7 @@ from .detection.results import (
 from .models import create_model
 from .recipes.recipe import Recipe
 from .training.distributed import World, total
-from .training.tasks import HOLDOUT_SEED, Facts, Loader, Task
+from .training.tasks import Facts, Loader, Task, hold_out, limited, shapes_options
 
 LARGE = 640
 DETECTIONS = "detections.json"
@@ -116,12 +116,9 @@ class Detect(Task):
 
 def open_data(recipe: Recipe) -> tuple[DetectionDataset, DetectionDataset]:
     """What a recipe trains on and what it evaluates on, limits and held-out images considered."""
-    train = open_detection(recipe.data, recipe.data_dir, "train", **_shapes_options(recipe, train=True))
+    train = open_detection(recipe.data, recipe.data_dir, "train", **shapes_options(recipe, train=True))
     if recipe.holdout:
-        if not 0 < recipe.holdout < len(train):
-            raise ValueError(f"holdout must be 0 to {len(train) - 1}, the images less one, got {recipe.holdout}")
-        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(HOLDOUT_SEED))
-        test, train = train.subset(order[: recipe.holdout]), train.subset(order[recipe.holdout :].sort().values)
+        train, test = map(train.subset, hold_out(recipe.holdout, len(train)))
     else:
         test = open_test(recipe)
     if test.category_ids != train.category_ids or test.classes != train.classes:
@@ -130,29 +127,11 @@ def open_data(recipe: Recipe) -> tuple[DetectionDataset, DetectionDataset]:
             ^ set(zip(train.category_ids, train.classes, strict=True))
         )
         raise ValueError(f"{train.name}: training and test images must have the same categories; only one has {odd[0]}")
-    return _limited("train_limit", train, recipe.train_limit), _limited("eval_limit", test, recipe.eval_limit)
+    return limited("train_limit", train, recipe.train_limit), limited("eval_limit", test, recipe.eval_limit)
 
 
 def open_test(recipe: Recipe) -> DetectionDataset:
-    return open_detection(recipe.data, recipe.data_dir, "test", **_shapes_options(recipe, train=False))
-
-
-def _limited(name: str, dataset: DetectionDataset, limit: int | None) -> DetectionDataset:
-    if limit is None:
-        return dataset
-    if not 1 <= limit <= len(dataset):
-        raise ValueError(f"{name} must be 1 to {len(dataset)}, the number of images, got {limit}")
-    return dataset.take(limit)
-
-
-def _shapes_options(recipe: Recipe, *, train: bool) -> dict[str, Any]:
-    """shapes are drawn in the size that is wanted, and no more of them than are."""
-    if recipe.data != "shapes":
-        return {}
-    limit = recipe.train_limit if train else recipe.eval_limit
-    number = None if limit is None else limit + (recipe.holdout if train else 0)
-    wanted = {"size": recipe.size, "number": number}
-    return {name: value for name, value in wanted.items() if value is not None}
+    return open_detection(recipe.data, recipe.data_dir, "test", **shapes_options(recipe, train=False))
 
 
 def image_size(recipe: Recipe, dataset: DetectionDataset) -> int:
@@ -317,7 +296,7 @@ def _test_images(
     """The recipe with these changes, and the images it evaluates on; the training images need not be there."""
     changes = {"data": data, "data_dir": None if data_dir is None else str(data_dir), "eval_limit": limit}
     recipe = replace(recipe, **{name: value for name, value in changes.items() if value is not None})
-    dataset = open_data(recipe)[1] if recipe.holdout else _limited("eval_limit", open_test(recipe), recipe.eval_limit)
+    dataset = open_data(recipe)[1] if recipe.holdout else limited("eval_limit", open_test(recipe), recipe.eval_limit)
     if classes is not None and dataset.classes != tuple(classes):
         raise ValueError(f"{dataset.name} has other classes than {source} was trained on")
     return recipe, dataset

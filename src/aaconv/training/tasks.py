@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from .distributed import World
 
 LARGE = 224
 HOLDOUT_SEED = 1
+
+Images = TypeVar("Images")
 
 
 @dataclass(frozen=True)
@@ -107,20 +109,29 @@ def create_task(recipe: Recipe) -> Task:
 
 def open_data(recipe: Recipe) -> tuple[Dataset, Dataset]:
     """What a recipe trains on and what it evaluates on, limits and held-out images considered."""
-    train = open_dataset(recipe.data, recipe.data_dir, "train", **_options(recipe, train=True))
+    train = open_dataset(recipe.data, recipe.data_dir, "train", **shapes_options(recipe, train=True))
     if recipe.holdout:
-        if not 0 < recipe.holdout < len(train):
-            raise ValueError(f"holdout must be 0 to {len(train) - 1}, the images less one, got {recipe.holdout}")
-        order = torch.randperm(len(train), generator=torch.Generator().manual_seed(HOLDOUT_SEED))
-        test, train = select(train, order[: recipe.holdout]), select(train, order[recipe.holdout :].sort().values)
+        train, test = (select(train, indices) for indices in hold_out(recipe.holdout, len(train)))
     else:
-        test = open_dataset(recipe.data, recipe.data_dir, "test", **_options(recipe, train=False))
-    limits = {"train_limit": (train, recipe.train_limit), "eval_limit": (test, recipe.eval_limit)}
-    for name, (images, limit) in limits.items():
-        if limit is not None and not 1 <= limit <= len(images):
-            raise ValueError(f"{name} must be 1 to {len(images)}, the number of images, got {limit}")
-    train, test = (images.take(limit) if limit is not None else images for images, limit in limits.values())
-    return train, test
+        test = open_dataset(recipe.data, recipe.data_dir, "test", **shapes_options(recipe, train=False))
+    return limited("train_limit", train, recipe.train_limit), limited("eval_limit", test, recipe.eval_limit)
+
+
+def hold_out(number: int, images: int) -> tuple[Tensor, Tensor]:
+    """The indices of the training images that are left, and of the `number` that are kept apart to evaluate on."""
+    if not 0 < number < images:
+        raise ValueError(f"holdout must be 0 to {images - 1}, the images less one, got {number}")
+    order = torch.randperm(images, generator=torch.Generator().manual_seed(HOLDOUT_SEED))
+    return order[number:].sort().values, order[:number]
+
+
+def limited(name: str, dataset: Images, limit: int | None) -> Images:
+    """As many of the images as the field `name` of a recipe says, None: all of them."""
+    if limit is None:
+        return dataset
+    if not 1 <= limit <= len(dataset):
+        raise ValueError(f"{name} must be 1 to {len(dataset)}, the number of images, got {limit}")
+    return dataset.take(limit)
 
 
 def select(dataset: Dataset, indices: Tensor) -> Dataset:
@@ -138,7 +149,7 @@ def image_size(recipe: Recipe, dataset: Dataset) -> int:
     return dataset.images.shape[1] if isinstance(dataset, ArrayDataset) else LARGE
 
 
-def _options(recipe: Recipe, *, train: bool) -> dict[str, Any]:
+def shapes_options(recipe: Recipe, *, train: bool) -> dict[str, Any]:
     """shapes are drawn in the size that is wanted, and no more of them than are."""
     if recipe.data != "shapes":
         return {}
