@@ -11,6 +11,7 @@ from detection_data import CATEGORIES, annotation, make_coco, write_split
 
 from aaconv.data import UnreadableImage, open_dataset
 from aaconv.data.coco import from_arrays, open_detection, read_image
+from aaconv.data.image_files import read_photograph
 
 COCO_SMALL = Path(__file__).parents[2] / "shared" / "data" / "coco-small"
 
@@ -208,11 +209,11 @@ def test_missing_parts_are_named(coco):
         open_detection("coco", coco, "test")
 
 
-def test_photographs_are_turned_upright_if_asked_for(tmp_path):
+def test_photographs_are_turned_upright_and_annotated_images_are_not(tmp_path):
     from PIL import Image
 
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("L", (12, 8)).save(tmp_path / "turned.jpg", exif=exif)
     assert read_image(tmp_path / "turned.jpg").shape == (3, 8, 12)
-    assert read_image(tmp_path / "turned.jpg", upright=True).shape == (3, 12, 8)
+    assert read_photograph(tmp_path / "turned.jpg").shape == (3, 12, 8)

@@ -15,6 +15,7 @@ from .data.coco import DetectionDataset, open_detection
 from .data.detection_loader import Batch, make_detection_loader
 from .detection import DetectionLoss, Detections, PostprocessSettings, Targets, postprocess
 from .detection.results import (
+    FILE_NAME,
     HOW_TO_SCORE,
     METRICS,
     Result,
@@ -30,7 +31,6 @@ from .training.distributed import World, total
 from .training.tasks import Facts, Loader, Task, hold_out, limited, shapes_options
 
 LARGE = 640
-DETECTIONS = "detections.json"
 EVALUATION = PostprocessSettings(threshold=0.01)
 """Precision is measured over all scores: also what is hardly ever right counts, after all that is better."""
 
@@ -243,7 +243,7 @@ def evaluate_run(
     if scorer() is not None:
         values |= mean_average_precision(loader.dataset, found.results, found.seen)
     elif save is None:
-        save = Path(loaded.source) / (DETECTIONS if weights is None else f"detections-{Path(weights).stem}.json")
+        save = Path(loaded.source) / (FILE_NAME if weights is None else f"detections-{Path(weights).stem}.json")
     if save is not None:
         write_results(save, found.results)
     if scorer() is None:
@@ -269,8 +269,8 @@ def score_run(
     run = Path(run)
     if not run_folder.is_run(run):
         raise ValueError(f"{run} is no run folder, it has no {run_folder.RECIPE}")
-    own = detections is None or Path(detections).resolve() == (run / DETECTIONS).resolve()
-    file = run / DETECTIONS if detections is None else Path(detections)
+    own = detections is None or Path(detections).resolve() == (run / FILE_NAME).resolve()
+    file = run / FILE_NAME if detections is None else Path(detections)
     if not file.is_file():
         raise FileNotFoundError(f"there is no file {file} of detections; `aaconv eval {run}` writes it")
     classes = run_folder.facts_of(run_folder.read_config(run), run).classes
@@ -319,7 +319,7 @@ def print_detections(
     **options: Any,
 ) -> None:
     """Find objects in image files, draw them into the folder `output`, and say how many there are."""
-    from .detection.images import RESULTS, detect_files
+    from .detection.images import detect_files
     from .machine import pick_device
     from .predict import find_images
     from .run_folder import is_run, load_model, read_config
@@ -334,4 +334,4 @@ def print_detections(
         raise ValueError(f"{source} is a run of a classifier, which finds no objects; `aaconv predict` names images")
     category_ids = tuple(read_config(source).get("category_ids") or ())
     results = detect_files(loaded, files, output, category_ids=category_ids, sheet_file=sheet_file, **options)
-    print(f"found {len(results):,} objects in {len(files):,} images; see {output}, {Path(output) / RESULTS}")
+    print(f"found {len(results):,} objects in {len(files):,} images; see {output}, {Path(output) / FILE_NAME}")

@@ -9,9 +9,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
 from rich.text import Text
 from torch import Tensor
 from torchvision.transforms import v2
@@ -19,14 +17,15 @@ from torchvision.transforms.v2 import functional as F
 
 from .data import Normalize
 from .data.datasets import IMAGE_ENDINGS
+from .data.image_files import naming_unreadable, read_photograph
 from .data.preview import class_title
 from .data.transforms import EVAL_CROP
+from .data.unreadable import UnreadableImage
 from .evaluate import precision
 from .machine import pick_device
 from .run_folder import Loaded, is_run, load_model, read_config
 from .terminal import console
 
-BACKGROUND = (255, 255, 255)  # behind what is transparent
 LONGEST = 4  # times the shorter side: what the middle of an image is cut out of
 
 
@@ -109,42 +108,18 @@ def preparation(loaded: Loaded) -> v2.Transform:
 
 
 def read_image(path: str | Path) -> Tensor:
-    """uint8 [3, height, width] of a file in any mode: grey, with a palette, 16 bits, transparent, turned by EXIF.
-
-    Of a very long image only the middle comes out; the rest would be cut off anyway.
-    """
-    with Image.open(path) as image:
-        image = ImageOps.exif_transpose(image)
-        if image.mode.startswith(("I", "F")):
-            image = _eight_bits(image)
-        if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-            image = image.convert("RGBA")
-            ground = Image.new("RGBA", image.size, (*BACKGROUND, 255))
-            image = Image.alpha_composite(ground, image)
-        pixels = F.pil_to_tensor(image.convert("RGB"))
+    """uint8 [3, height, width] of a file. Of a very long image only the middle: the rest would be cut off anyway."""
+    pixels = read_photograph(path)
     longest = LONGEST * min(pixels.shape[1:])
     return F.center_crop(pixels, [min(length, longest) for length in pixels.shape[1:]])
 
 
-def _eight_bits(image: Image.Image) -> Image.Image:
-    values = np.asarray(image, dtype=np.float64)
-    if image.mode.startswith("I;16"):
-        scaled = values / 257
-    else:
-        low, high = float(values.min()), float(values.max())
-        scaled = 255 * (values - low) / (high - low or 1) if (low < 0 or high > 255) else values
-    return Image.fromarray(scaled.round().astype(np.uint8))
-
-
 def _read(path: Path, transform: v2.Transform) -> Tensor | str:
     try:
-        return transform(read_image(path))
-    except MemoryError:
-        raise
-    except UnidentifiedImageError:
-        return "no image, or of an unknown format"
-    except Exception as error:  # decoders raise whatever they like on broken bytes
-        return f"{type(error).__name__}: {' '.join(str(error).split())}"
+        with naming_unreadable(lambda: str(path)):
+            return transform(read_image(path))
+    except UnreadableImage as image:
+        return image.reason
 
 
 def print_predictions(

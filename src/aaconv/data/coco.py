@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from .datasets import SPLITS, ArrayDataset, default_data_dir, open_dataset
+from .image_files import naming_unreadable
 from .unreadable import UnreadableImage
 
 SPLIT_NAMES = {"train": ("train", "train2017", "train2014"), "test": ("val", "val2017", "val2014", "test")}
@@ -150,22 +151,10 @@ class _FileReader:
         return read_image(self.folder / self.files[index])
 
 
-def read_image(path: str | Path, *, upright: bool = False) -> Tensor:
-    """uint8 [3, height, width] of an image file, in RGB; one that cannot be read is an `UnreadableImage`.
-
-    upright: turned as the camera was held (EXIF). Annotations are about the image as it is stored.
-    """
-    try:
-        with Image.open(path) as image:
-            return pil_to_tensor((ImageOps.exif_transpose(image) if upright else image).convert("RGB"))
-    except MemoryError:
-        raise
-    except FileNotFoundError as error:
-        raise UnreadableImage(str(path), "there is no such file") from error
-    except UnidentifiedImageError as error:
-        raise UnreadableImage(str(path), "no image, or of an unknown format") from error
-    except Exception as error:  # decoders raise whatever they like on broken bytes
-        raise UnreadableImage(str(path), f"{type(error).__name__}: {error}") from error
+def read_image(path: Path) -> Tensor:
+    """uint8 [3, height, width] of an image file, in RGB, as it is stored: that is what annotations are about."""
+    with naming_unreadable(lambda: str(path)), Image.open(path) as image:
+        return pil_to_tensor(image.convert("RGB"))
 
 
 def _coco_root(rest: str, data_dir: str | Path | None) -> Path:

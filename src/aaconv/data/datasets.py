@@ -16,7 +16,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_dataset
 from timm.utils.misc import natural_key
 from torch import Tensor
@@ -25,8 +25,8 @@ from torchvision.datasets.utils import calculate_md5
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from . import shapes, tar_shards
+from .image_files import naming_unreadable
 from .transforms import CropAndFlip
-from .unreadable import UnreadableImage
 
 SPLITS = ("train", "test")
 SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("val", "validation", "valid", "test", "eval")}
@@ -91,16 +91,10 @@ class FileDataset:
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Image uint8 [3, height, width] and label."""
         index = range(len(self))[index] if self.chosen is None else int(self.chosen[index])
-        try:
+        with naming_unreadable(lambda: self._file_name(index)):
             file, label, *_ = self.reader[index]
             with file, Image.open(file) as image:
                 pixels = pil_to_tensor(image.convert("RGB"))
-        except MemoryError:
-            raise
-        except UnidentifiedImageError as error:
-            raise UnreadableImage(self._file_name(index), "no image, or of an unknown format") from error
-        except Exception as error:  # decoders raise whatever they like on broken bytes
-            raise UnreadableImage(self._file_name(index), f"{type(error).__name__}: {error}") from error
         if label not in range(len(self.classes)):
             last = len(self.classes) - 1
             raise ValueError(

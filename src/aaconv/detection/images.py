@@ -1,21 +1,20 @@
 """What is in image files, by a trained detector: `aaconv detect RUN IMAGE... -o DIR`."""
 
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from ..data.coco import read_image
 from ..data.detection_transforms import resize
+from ..data.image_files import naming_unreadable, read_photograph
 from ..data.transforms import Normalize
 from ..data.unreadable import UnreadableImage
 from ..files import check_writable, replacing
 from .draw import draw, sheet
 from .postprocess import Detections, PostprocessSettings
-from .results import Result, to_results, write_results
-
-RESULTS = "detections.json"
+from .results import FILE_NAME, Result, to_results, write_results
 
 
 def find_in_image(loaded: Any, pixels: torch.Tensor, settings: PostprocessSettings) -> Detections:
@@ -58,7 +57,8 @@ def detect_files(
     names = picture_names(files)
     for place, (file, name) in enumerate(zip(files, names, strict=True), 1):
         try:
-            pixels = read_image(file, upright=True)
+            with naming_unreadable(partial(str, file)):
+                pixels = read_photograph(file)
         except UnreadableImage as image:
             unreadable.append(image)
             continue
@@ -69,7 +69,7 @@ def detect_files(
         pictures += [picture] if sheet_file is not None else []
         image_id = int(file.stem) if file.stem.isdecimal() else place
         results += [one | {"file_name": file.name} for one in to_results(found, image_id, category_ids)]
-    write_results(output / RESULTS, results)
+    write_results(output / FILE_NAME, results)
     if pictures:
         with replacing(sheet_file) as draft:
             sheet(pictures).save(draft)

@@ -18,6 +18,7 @@ from ..files import replacing
 from .postprocess import Detections
 
 Result = dict[str, Any]
+FILE_NAME = "detections.json"
 METRICS = ("mAP", "mAP50", "mAP75", "mAP_small", "mAP_medium", "mAP_large")
 TORCHMETRICS = dict(zip(METRICS, ("map", "map_50", "map_75", "map_small", "map_medium", "map_large"), strict=True))
 HOW_TO_SCORE = "pip install torchmetrics faster-coco-eval, or score the saved detections where they are installed"
