@@ -4,7 +4,6 @@ The order, the ranks and the steps are those of `aaconv.data.loaders`. A set who
 once, kept on the device, and scaled, moved and mirrored there; a larger one is decoded by workers again and again.
 """
 
-import os
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -13,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from ..detection import Targets
+from ..machine import cores
 from .coco import DetectionDataset
 from .detection_transforms import (
     Placed,
@@ -22,7 +22,7 @@ from .detection_transforms import (
     move_boxes,
     move_images,
 )
-from .loaders import Loader, _Epoch, mix
+from .loaders import BatchKeys, Loader, mix
 from .unreadable import LIMIT, Skipped, UnreadableImage
 
 Batch = tuple[Tensor, Targets]
@@ -92,8 +92,8 @@ class WorkerDetectionLoader(Loader):
         super().__init__(dataset, batch_size, **options)
         self.size, self.skipped = size, Skipped(max_unreadable)
         place = (PlaceForTraining if self.train else PlaceForEvaluation)(size, dataset.mean)
-        self._epoch = _Epoch()
-        self._loader = _worker_loader(_PlacedImages(dataset, place, self.seed), workers, self._epoch, self.device)
+        self._keys = BatchKeys()
+        self._loader = _worker_loader(_PlacedImages(dataset, place, self.seed), workers, self._keys, self.device)
 
     def batches(self, epoch: int = 0, first_step: int = 0) -> Iterator[Batch]:
         return self._deliver(epoch, self._steps(epoch, first_step))
@@ -102,7 +102,7 @@ class WorkerDetectionLoader(Loader):
         order = self._order(torch.Generator().manual_seed(mix(self.seed, epoch))).tolist()
         places = range(len(order))
         keys = ([(order[place], epoch, place) for place in places[self._places(step)]] for step in steps)
-        self._epoch.keys = keys
+        self._keys.of_epoch = keys
         for step, part in zip(steps, self._loader, strict=True):
             for name, reason in part.unreadable:
                 self.skipped.add(UnreadableImage(name, reason))
@@ -117,7 +117,7 @@ class WorkerDetectionLoader(Loader):
                 images, *tensors = (tensor[filled] for tensor in (images, *tensors))
             images, *tensors = (_to(tensor, self.device) for tensor in (images, *tensors))
             yield self.normalize(images), Targets(*tensors)
-            if self._epoch.keys is not keys:
+            if self._keys.of_epoch is not keys:
                 raise RuntimeError("another epoch of this loader was begun: it can deliver one at a time")
 
 
@@ -163,7 +163,8 @@ class _Part(NamedTuple):
 def _decode(dataset: DetectionDataset, size: int, workers: int, skipped: Skipped) -> _Part:
     """All images that can be read."""
     place = PlaceForEvaluation(size, dataset.mean)
-    keys = [[(index, 0, index) for index in part.tolist()] for part in torch.arange(len(dataset)).split(64)]
+    # Small parts: what workers have ready, four parts each, lies in shared memory, which may be scarce.
+    keys = [[(index, 0, index) for index in part.tolist()] for part in torch.arange(len(dataset)).split(16)]
     canvases = torch.empty(len(dataset), 3, size, size, dtype=torch.uint8)
     rest, done = [], 0
     for images, *tensors, unreadable in _worker_loader(
@@ -213,9 +214,9 @@ class _PlacedImages:
 
 
 def _worker_loader(images: _PlacedImages, workers: int, batches: Any, device: torch.device | None = None) -> DataLoader:
-    workers = min(workers, os.cpu_count() or 1) if workers > 0 else workers
     if workers < 0:
         raise ValueError(f"workers must be at least 0, got {workers}")
+    workers = min(workers, cores())
     return DataLoader(
         images,
         batch_sampler=batches,
@@ -223,6 +224,7 @@ def _worker_loader(images: _PlacedImages, workers: int, batches: Any, device: to
         prefetch_factor=4 if workers else None,
         persistent_workers=workers > 0 and device is not None,
         collate_fn=images.collate,
+        pin_memory=device is not None and device.type == "cuda",
         generator=torch.Generator().manual_seed(images.seed),
     )
 

@@ -149,10 +149,10 @@ class WorkerLoader(Loader):
         if workers < 0:
             raise ValueError(f"workers must be at least 0, got {workers}")
         self.skipped = Skipped(max_unreadable)
-        self._epoch = _Epoch()
+        self._keys = BatchKeys()
         self._loader = DataLoader(
             _Transformed(dataset, transform, self.seed),
-            batch_sampler=self._epoch,
+            batch_sampler=self._keys,
             num_workers=workers,
             prefetch_factor=prefetch if workers else None,
             persistent_workers=workers > 0,
@@ -169,7 +169,7 @@ class WorkerLoader(Loader):
         order = self._order(torch.Generator().manual_seed(mix(self.seed, epoch))).tolist()
         places = range(len(order))
         keys = ([(order[place], epoch, place) for place in places[self._places(step)]] for step in steps)
-        self._epoch.keys = keys
+        self._keys.of_epoch = keys
         for step, (images, labels, unreadable) in zip(steps, self._loader, strict=True):
             for name, reason in unreadable:
                 self.skipped.add(UnreadableImage(name, reason))
@@ -184,17 +184,17 @@ class WorkerLoader(Loader):
                 images, labels = images[filled], labels[filled]
             images, labels = (tensor.to(self.device, non_blocking=True) for tensor in (images, labels))
             yield self.normalize(images), labels
-            if self._epoch.keys is not keys:
+            if self._keys.of_epoch is not keys:
                 raise RuntimeError("another epoch of this loader was begun: it can deliver one at a time")
 
 
-class _Epoch:
+class BatchKeys:
     """What a WorkerLoader delivers at the moment: for each batch the (index, epoch, place) of its images."""
 
-    keys: Iterator[list[tuple[int, int, int]]] = iter(())
+    of_epoch: Iterator[list[tuple[int, int, int]]] = iter(())
 
     def __iter__(self) -> Iterator[list[tuple[int, int, int]]]:
-        return self.keys
+        return self.of_epoch
 
 
 class _Transformed:
