@@ -1,9 +1,11 @@
 """Networks as files: what is written computes the same, at other sizes too, and what does not is not kept."""
 
 import copy
+import errno
 import importlib.util
 import warnings
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -116,6 +118,38 @@ def test_a_nan_is_off(loaded, tmp_path):
     with pytest.raises(ValueError, match="not kept"):
         export.export(loaded, tmp_path / "model.pt2", fixed=True, say=lambda _: None)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("ending", [pytest.param("onnx", marks=needs_onnx), "pt2"])
+def test_files_do_not_tell_where_they_were_made(loaded, tmp_path, ending):
+    path = tmp_path / f"model.{ending}"
+    export.export(loaded, path, fixed=True, say=lambda _: None)
+    written = path.read_bytes()
+    for folder in (Path(export.__file__).parent, Path(torch.__file__).parent, Path(__file__).parent, tmp_path):
+        assert str(folder).encode() not in written
+
+
+def test_a_full_disk_is_an_error_and_not_the_end_of_the_process(loaded, tmp_path, monkeypatch):
+    def full(path, data):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_bytes", full)
+    with pytest.raises(OSError, match="No space left on device"):
+        export.export(loaded, tmp_path / "model.pt2", fixed=True, say=lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+@needs_onnx
+@pytest.mark.parametrize(("opset", "reason"), [(5, "version 18, not 5"), (99, "version 18, not 99")])
+def test_operators_of_no_version_are_refused(loaded, tmp_path, opset, reason):
+    with pytest.raises(ValueError, match=reason):
+        export.export(loaded, tmp_path / "model.onnx", fixed=True, opset=opset, say=lambda _: None)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_size_beyond_all_memory_is_refused(loaded, tmp_path):
+    with pytest.raises(ValueError, match=r"torch\.export: .*memory"):
+        export.export(loaded, tmp_path / "model.pt2", size=10_000_000, fixed=True, say=lambda _: None)
 
 
 # Detection

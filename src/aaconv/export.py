@@ -7,6 +7,7 @@ and its outputs are compared with the network's. One that is too far off is not 
 from __future__ import annotations
 
 import importlib.util
+import io
 import logging
 import math
 import re
@@ -236,20 +237,30 @@ def _trace(subject: Subject, size: int, fixed: bool, say: Callable[[str], None])
 
 
 def _exported(subject: Subject, size: int, free: Free) -> ExportedProgram:
-    images = torch.randn(2 if free.batch else 1, 3, size, size)
     axes = {axis: Dim.DYNAMIC for axis, is_free in ((0, free.batch), (2, free.sides), (3, free.sides)) if is_free}
     try:
+        images = torch.randn(2 if free.batch else 1, 3, size, size)
         with torch.no_grad():
             subject.module(images)  # a size that cannot run: the network's own message is the shorter one
-            return torch.export.export(subject.module, (images,), dynamic_shapes=(axes,))
+            return _without_traces(torch.export.export(subject.module, (images,), dynamic_shapes=(axes,)))
     except (RuntimeError, AssertionError) as error:  # torch's many export errors derive from RuntimeError
         lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         told = lines[1] if lines[0].startswith("Constraints violated") and len(lines) > 1 else lines[0]
         raise ValueError(f"torch.export: {told}") from None
 
 
+def _without_traces(program: ExportedProgram) -> ExportedProgram:
+    """Without the lines of source that each operation came from: they are larger than the graph, and name folders."""
+    for module in program.graph_module.modules():
+        for node in getattr(module, "graph", torch.fx.Graph()).nodes:
+            node.meta.pop("stack_trace", None)
+    return program
+
+
 def _write_program(program: ExportedProgram, path: Path) -> Run:
-    torch.export.save(program, path)
+    buffer = io.BytesIO()  # on a full disk torch's own writer ends the process
+    torch.export.save(program, buffer)
+    path.write_bytes(buffer.getbuffer())
     module = torch.export.load(path).module()
 
     def run(images: Tensor) -> Sequence[Tensor]:
@@ -271,11 +282,16 @@ def _write_onnx(program: ExportedProgram, subject: Subject, path: Path, opset: i
         )  # fmt: skip
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"torch.onnx: {str(error).strip().splitlines()[0]}") from None
-    written.save(str(path))
-    model = onnx.load(str(path))
+    model = written.model_proto
+    version = next(used.version for used in model.opset_import if not used.domain)
+    if version != opset:
+        raise ValueError(f"torch writes this network with operators of version {version}, not {opset}; leave out opset")
     _name_sizes(model.graph)
     onnx.save(model, str(path))
-    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    try:
+        session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    except Exception as error:  # onnxruntime has its own exceptions
+        raise ValueError(f"onnxruntime does not open the file, and it is not kept: {error}") from None
     return lambda images: [torch.from_numpy(part) for part in session.run(None, {INPUT: images.numpy()})]
 
 
