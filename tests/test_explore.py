@@ -194,6 +194,11 @@ def test_trained_weights_are_not_called_untrained(image, tmp_path):
     assert study(MODEL, [image], weights=str(tmp_path / "weights.pt")).trained
 
 
+def test_classes_are_called_what_people_call_them(loaded, image):
+    named = replace(loaded, classes=("n01440764", "french_horn"))
+    assert {name for name, _ in study(named, [image]).pictures[0].top} == {"tench", "french horn"}
+
+
 def test_a_detector_has_no_top_five(loaded, image):
     class Detector(nn.Module):
         def __init__(self):
@@ -318,6 +323,7 @@ def test_the_command_writes_page_and_figure(image, tmp_path, monkeypatch, capsys
         (["aa_small", "cat.png", "--layers", "layer9"], "it has blocks."),
         (["aa_small", "cat.png", "-o", "nowhere/page.html"], "there is no folder nowhere"),
         (["aa_small", "cat.png", "--size", "300"], "pages take at most 2500"),
+        (["aa_small", "cat.png", "--size", "100000"], "at most 2048 pixels, got 100000"),
         (["aa_small", "cat.png", "--at", "3,3"], "needs --static"),
         (["aa_small", "cat.png", "--static", "figure.gif"], "must end in .png, .pdf, .svg"),
         (["aa_small", "cat.png", "--static", "figure.png", "--at", "40,3"], "0 to 31 pixels"),

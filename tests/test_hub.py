@@ -8,12 +8,13 @@ import pytest
 import timm
 import torch
 import yaml
+from safetensors import SafetensorError
 from timm.models import _hub
 from tiny_runs import TINY, train_tiny
 
 from aaconv import cli, hub, recipes
 from aaconv.recipes.recipe import Evidence
-from aaconv.run_folder import load_model
+from aaconv.run_folder import load_model, read_metrics
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +62,25 @@ def test_the_card_says_what_how_well_and_whom_to_cite(run, saved):
     recipe = yaml.safe_load(re.search(r"```yaml\n(.*?)```", body, re.DOTALL)[1])
     assert recipe["name"] == "demo-aa"
     assert recipe["train_limit"] == TINY["train_limit"]
+
+
+def test_the_card_has_the_metrics_of_the_weights_it_is_about(run):
+    summary = load_model(run).metrics
+    best = next(row for row in read_metrics(run) if row["epoch"] == summary["best"]["epoch"])
+    loaded = replace(load_model(run), metrics=summary | {"top1": 1.25})
+    assert [hub.measured(loaded, weights).metrics["top1"] for weights in (None, "ema")] == [1.25, 1.25]
+    assert hub.measured(loaded, "best").metrics["top1"] == best["top1"] == summary["best"]["value"]
+    assert hub.measured(loaded, "last").metrics is None  # the averaged ones were evaluated
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(run, tmp_path, monkeypatch, capsys):
+    def full(*arguments, **options):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(timm.models, "save_for_hf", full)
+    assert cli.main(["push", str(run), "--to", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.endswith("No space left on device (os error 28)\n")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_card_keeps_local_folders_private_and_knows_the_paper(run):

@@ -11,13 +11,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import timm
+from safetensors import SafetensorError
 from timm.models._hub import generate_readme
 from torch import nn
 
 from . import recipes
 from .cost import count
 from .recipes.files import to_yaml
-from .run_folder import CONFIG, RECIPE, Loaded, is_run, load_model, read_config
+from .run_folder import CONFIG, RECIPE, WEIGHTS, Loaded, is_run, load_model, read_config, read_metrics
 
 TASKS = {"classify": "image-classification", "detect": "object-detection"}
 METRICS = {"top1": "top-1", "top5": "top-5", "mAP": "mAP", "mAP50": "mAP50", "mAP75": "mAP75"}
@@ -42,7 +43,10 @@ def save(run: str | Path, folder: str | Path, *, weights: str | None = None) -> 
         )
     with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.resolve().parent) as place:
         draft = Path(place) / "hub"
-        timm.models.save_for_hf(_ready(loaded), draft, model_config=_config(loaded), safe_serialization=True)
+        try:
+            timm.models.save_for_hf(_ready(loaded), draft, model_config=_config(loaded), safe_serialization=True)
+        except SafetensorError as error:  # not an OSError, even where the disk is full
+            raise OSError(f"{folder} cannot be written: {error}") from None
         (draft / "README.md").write_text(card_text(loaded, folder.name), encoding="utf-8")
         draft.rename(folder.resolve())
     return folder
@@ -73,7 +77,23 @@ def push(run: str | Path, repository: str, *, private: bool = False, weights: st
 def _load(run: str | Path, weights: str | None) -> Loaded:
     if not is_run(run):
         raise ValueError(f"{run} is no run folder, it has no {RECIPE}")
-    return load_model(run, weights=weights)
+    return measured(load_model(run, weights=weights), weights)
+
+
+def measured(loaded: Loaded, weights: str | None) -> Loaded:
+    """With the metrics of these weights of a run; without any where only others were evaluated.
+
+    summary.json has those of the averaged weights, or without an average those of the last.
+    """
+    if loaded.metrics is None or weights is None:
+        return loaded
+    run, metrics = Path(loaded.source), None
+    if weights == ("ema" if (run / WEIGHTS["ema"]).is_file() else "last"):
+        metrics = loaded.metrics
+    elif weights == "best" and loaded.metrics.get("best"):
+        epoch = loaded.metrics["best"]["epoch"]
+        metrics = loaded.metrics | next((row for row in read_metrics(run) if row["epoch"] == epoch), {})
+    return replace(loaded, metrics=metrics)
 
 
 def _config(loaded: Loaded) -> dict[str, Any]:
@@ -147,7 +167,7 @@ def metric_rows(loaded: Loaded) -> list[tuple[str, float | None, float | None]]:
 def _metrics_text(loaded: Loaded) -> str:
     rows = metric_rows(loaded)
     if not rows:
-        return "The run is not finished: it has no final metrics yet."
+        return "These weights have no final metrics: the run is not finished, or it evaluated others."
 
     def written(value: float | None) -> str:
         return "-" if value is None else f"{value:.2f}"

@@ -9,7 +9,9 @@ from typing import Any
 
 from torch import Tensor
 
+from ..data.preview import class_title
 from ..data.transforms import EVAL_CROP
+from ..hub import measured
 from ..layer import AAConv2d
 from ..run_folder import Loaded, load_model, read_config
 from .alignment import cell_shifts
@@ -17,6 +19,8 @@ from .capture import Layer, Packed, attention_layers, capture
 from .images import fit, load_image, normalise
 
 TOP = 5
+LARGEST_SIZE = 2048
+"""Pixels of a side: at a stride of 32 its map is beyond what a page takes."""
 
 
 @dataclass(frozen=True)
@@ -61,10 +65,14 @@ def study(
     if names is not None and len(names) != len(images):
         raise ValueError(f"one name an image, please: got {len(names)} names and {len(images)} images")
     pixels = [load_image(image) for image in images]  # a bad file is found before the network is built
-    loaded = source if isinstance(source, Loaded) else load_model(source, weights=weights, pretrained=pretrained)
+    loaded = source
+    if not isinstance(source, Loaded):
+        loaded = measured(load_model(source, weights=weights, pretrained=pretrained), weights)
     title = Path(loaded.source).resolve().name if loaded.recipe is not None else str(loaded.source)
     chosen = attention_layers(loaded.model, _model_name(loaded), layers)
     size = size or loaded.size
+    if size > LARGEST_SIZE:
+        raise ValueError(f"the size must be at most {LARGEST_SIZE} pixels, got {size}")
     crop = _crop(loaded)
     pictures, facts = [], []
     for index, (image, original) in enumerate(zip(images, pixels, strict=True)):
@@ -110,7 +118,8 @@ def _top(output: Any, classes: Sequence[str] | None) -> list[tuple[str, float]]:
     probability, index = output[0].float().softmax(-1).topk(min(TOP, output.shape[-1]))
     named = classes is not None and len(classes) == output.shape[-1]
     return [
-        (classes[i] if named else f"class {i}", p) for i, p in zip(index.tolist(), probability.tolist(), strict=True)
+        (class_title(classes[i]) if named else f"class {i}", p)
+        for i, p in zip(index.tolist(), probability.tolist(), strict=True)
     ]
 
 
