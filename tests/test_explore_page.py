@@ -287,6 +287,18 @@ def test_touch_moves_the_position_and_a_phone_needs_no_sideways_scrolling(browse
     assert page.evaluate("() => document.documentElement.scrollWidth <= innerWidth")
 
 
+def test_the_chosen_layer_and_image_are_in_sight(open_page):
+    page = open_page("#layer=coarse&image=3")
+    page.set_viewport_size({"width": 220, "height": 700})
+    for row, key in (("#layers", "["), ("#strip", ",")):
+        for _ in range(3):
+            page.keyboard.press(key)
+            chosen = page.locator(f'{row} [aria-current="true"], {row} [aria-selected="true"]').bounding_box()
+            sight = page.locator(row).bounding_box()
+            assert chosen["x"] >= sight["x"] - 1
+            assert chosen["x"] + chosen["width"] <= sight["x"] + sight["width"] + 1
+
+
 def test_ways_of_drawing_are_toggled(open_page):
     page = open_page("#layer=first")
     for name, key in (("overlay", "m"), ("smooth", "s"), ("shared", "c")):

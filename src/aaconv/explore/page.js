@@ -180,6 +180,14 @@ function makeStrip() {
   }));
 }
 
+/** Scroll a row of buttons, not the page, until the chosen one is in sight. */
+function showChosen(row) {
+  const chosen = row.querySelector('[aria-current="true"], [aria-selected="true"]');
+  if (!chosen) return;
+  const box = chosen.getBoundingClientRect(), sight = row.getBoundingClientRect();
+  row.scrollLeft += Math.max(0, box.right - sight.right) - Math.max(0, sight.left - box.left);
+}
+
 function drawWords() {
   const layer = data.layers[state.layer], image = data.images[state.image];
   element("name").textContent = image.name;
@@ -189,6 +197,7 @@ function drawWords() {
     button.setAttribute("aria-current", String(index === state.layer)));
   [...element("strip").children].forEach((button, index) =>
     button.setAttribute("aria-selected", String(index === state.image)));
+  for (const name of ["layers", "strip"]) showChosen(element(name));
   element("prediction").hidden = image.top.length === 0;
   element("top").replaceChildren(...image.top.map(([name, probability]) => {
     const line = document.createElement("li");
