@@ -179,6 +179,12 @@ def test_damaged_layers_are_named(change, reason):
         convert({name: value for name, value in state.items() if value is not None})
 
 
+def test_a_table_of_another_layouts_shape_is_named():
+    state = foreign_state("chexpert", height=4, width=4)
+    with pytest.raises(ValueError, match="2 length - 1 rows"):
+        convert(state | {"key_rel_h": state["key_rel_h"][None]})
+
+
 def test_the_command_writes_safetensors(tmp_path, capsys):
     state = foreign_state("legendong", prefix="conv1.")
     torch.save({"state_dict": state, "epoch": 3}, tmp_path / "theirs.pt")
@@ -208,6 +214,7 @@ def test_nothing_in_a_file_can_run(tmp_path, capsys):
     [
         (["missing.pt", "-o", "out.safetensors"], "there is no file missing.pt"),
         (["picture.pt", "-o", "out.safetensors"], "picture.pt"),
+        (["numbered.pt", "-o", "out.safetensors"], "numbered.pt holds no weights by name"),
         (["state.pt", "-o", "out.pt"], "must end in .safetensors"),
         (["state.pt", "-o", "out.safetensors"], "no layer of a known layout"),
         (["state.pt", "-o", "out.safetensors", "--layout", "chexpert"], "no layer in the layout chexpert"),
@@ -216,6 +223,7 @@ def test_nothing_in_a_file_can_run(tmp_path, capsys):
 def test_wrong_arguments_are_one_line(arguments, hint, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     torch.save({"weight": torch.zeros(2)}, "state.pt")
+    torch.save({3: torch.zeros(2)}, "numbered.pt")
     (tmp_path / "picture.pt").write_bytes(b"RIFF\x00\x00\x00\x00WEBPVP8 ")
     assert cli.main(["convert", *arguments]) == 2
     error = capsys.readouterr().err

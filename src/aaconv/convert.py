@@ -134,7 +134,7 @@ def _rename(state: dict[str, Tensor], prefix: str, layout: Layout) -> dict[str, 
                 own[f"{part}.{end}"] = tensor
     for ours, name in zip(("rel_h", "rel_w"), layout.tables, strict=True):
         if (table := state.pop(f"{prefix}{name}", None)) is not None:
-            own[ours] = table.T.contiguous() if layout.tables_by_depth else table
+            own[ours] = table.T.contiguous() if layout.tables_by_depth and table.dim() == 2 else table
     return own
 
 
@@ -203,6 +203,8 @@ def convert_file(
         raise
     except Exception as error:  # torch's unpickler raises whatever broken bytes lead it to
         raise ValueError(f"{source} holds no weights, reading it ends in {type(error).__name__}: {error}") from None
+    if not all(isinstance(key, str) for key in state):
+        raise ValueError(f"{source} holds no weights by name")
     converted = convert(state, layout, inexact=inexact)
     with replacing(path) as draft:
         write_file(draft, encode(converted.state))
