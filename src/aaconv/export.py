@@ -250,7 +250,7 @@ def _exported(subject: Subject, size: int, free: Free) -> ExportedProgram:
 
 
 def _without_traces(program: ExportedProgram) -> ExportedProgram:
-    """Without the lines of source that each operation came from: they are larger than the graph, and name folders."""
+    """Without the lines of source that each operation came from: they name folders of this machine."""
     for module in program.graph_module.modules():
         for node in getattr(module, "graph", torch.fx.Graph()).nodes:
             node.meta.pop("stack_trace", None)
