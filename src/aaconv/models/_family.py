@@ -83,6 +83,17 @@ def imagenet_cfgs(names: Iterable[str], **network: str) -> Any:
     return generate_default_cfgs({name: common | network for name in names})
 
 
+def small_image_cfgs(names: Iterable[str], **network: Any) -> Any:
+    """timm's pretrained_cfg of networks for images of 32 x 32 pixels, as CIFAR's, which are not cropped."""
+    common = {
+        "input_size": (3, 32, 32),
+        "pool_size": (8, 8),
+        "crop_pct": 1.0,
+        "interpolation": "bilinear",
+    }
+    return generate_default_cfgs({name: common | network for name in names})
+
+
 def entry_point(
     module: str,
     model_class: type,

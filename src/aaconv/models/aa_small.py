@@ -12,11 +12,20 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timm.layers import DropPath, create_classifier
-from timm.models import checkpoint_seq, generate_default_cfgs
+from timm.models import checkpoint_seq
 from torch import Tensor, nn
 
 from ..gates import GATES
-from ._family import ATTENTION_OPTIONS, KINDS, augment_network, entry_point, gate_options, image_size, sort_options
+from ._family import (
+    ATTENTION_OPTIONS,
+    KINDS,
+    augment_network,
+    entry_point,
+    gate_options,
+    image_size,
+    small_image_cfgs,
+    sort_options,
+)
 
 __all__ = ["SmallNet"]
 
@@ -144,22 +153,14 @@ _SETTINGS: dict[str, dict[str, Any]] = {
 }
 _VARIANTS = {f"{kind}_small": (chosen, f"Three 3x3 convolutions, {KINDS[kind]}.") for kind, chosen in _SETTINGS.items()}
 
-default_cfgs = generate_default_cfgs(
-    {
-        name: {
-            "num_classes": 2,
-            "input_size": (3, 32, 32),
-            "pool_size": (8, 8),
-            "crop_pct": 1.0,
-            "interpolation": "bilinear",
-            # of the images of shapes
-            "mean": (0.3, 0.3, 0.3),
-            "std": (0.12, 0.12, 0.12),
-            "first_conv": "blocks.0.conv",
-            "classifier": "fc",
-        }
-        for name in _VARIANTS
-    }
+default_cfgs = small_image_cfgs(
+    _VARIANTS,
+    num_classes=2,
+    # of the images of shapes
+    mean=(0.3, 0.3, 0.3),
+    std=(0.12, 0.12, 0.12),
+    first_conv="blocks.0.conv",
+    classifier="fc",
 )
 
 for _name, (_chosen, _doc) in _VARIANTS.items():

@@ -13,12 +13,21 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from timm.layers import DropPath, create_classifier
-from timm.models import checkpoint_seq, generate_default_cfgs
+from timm.models import checkpoint_seq
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from ..gates import GATES
-from ._family import ATTENTION_OPTIONS, KINDS, augment_network, entry_point, gate_options, image_size, sort_options
+from ._family import (
+    ATTENTION_OPTIONS,
+    KINDS,
+    augment_network,
+    entry_point,
+    gate_options,
+    image_size,
+    small_image_cfgs,
+    sort_options,
+)
 
 __all__ = ["WideResNet"]
 
@@ -275,22 +284,14 @@ _VARIANTS = {
     for depth, width in ((28, 10), (28, 2), (16, 4), (40, 2))
 }
 
-default_cfgs = generate_default_cfgs(
-    {
-        name: {
-            "num_classes": 100,
-            "input_size": (3, 32, 32),
-            "pool_size": (8, 8),
-            "crop_pct": 1.0,
-            "interpolation": "bilinear",
-            # of the CIFAR-100 training images
-            "mean": (0.5071, 0.4865, 0.4409),
-            "std": (0.2673, 0.2564, 0.2762),
-            "first_conv": "conv1",
-            "classifier": "fc",
-        }
-        for name in _VARIANTS
-    }
+default_cfgs = small_image_cfgs(
+    _VARIANTS,
+    num_classes=100,
+    # of the CIFAR-100 training images
+    mean=(0.5071, 0.4865, 0.4409),
+    std=(0.2673, 0.2564, 0.2762),
+    first_conv="conv1",
+    classifier="fc",
 )
 
 for _name, (_chosen, _doc) in _VARIANTS.items():
