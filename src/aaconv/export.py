@@ -25,7 +25,7 @@ from torch.export import Dim, ExportedProgram
 from torchvision.ops import clip_boxes_to_image, nms
 
 from .attention import default_backend
-from .detection.postprocess import PostprocessSettings, _best_of_level
+from .detection.postprocess import PostprocessSettings, best_of_level
 from .files import check_writable, replacing
 from .layer import AAConv2d
 from .run_folder import Loaded, load_model
@@ -162,7 +162,7 @@ class Detector(nn.Module):
         anchors = [getattr(self, f"anchors_{level}") for level in range(self.levels)]
         lengths = [len(boxes) for boxes in anchors]
         by_level = zip(*(part.split(lengths, 1) for part in self.model(images)), anchors, strict=True)
-        kept = [_best_of_level(*level, self.settings.candidates) for level in by_level]
+        kept = [best_of_level(*level, self.settings.candidates) for level in by_level]
         boxes, scores, labels = (torch.cat(parts, dim=1)[0] for parts in zip(*kept, strict=True))
         boxes = clip_boxes_to_image(boxes, (self.size, self.size))
         sides = boxes[:, 2:] - boxes[:, :2]

@@ -40,7 +40,7 @@ def postprocess(
     settings = settings or PostprocessSettings()
     lengths = [len(level) for level in anchors]
     kept = [
-        _best_of_level(*level, settings.candidates)
+        best_of_level(*level, settings.candidates)
         for level in zip(logits.split(lengths, 1), deltas.split(lengths, 1), anchors, strict=True)
     ]
     boxes, scores, labels = (torch.cat(parts, dim=1) for parts in zip(*kept, strict=True))
@@ -49,7 +49,7 @@ def postprocess(
     ]
 
 
-def _best_of_level(logits: Tensor, deltas: Tensor, anchors: Tensor, number: int) -> tuple[Tensor, Tensor, Tensor]:
+def best_of_level(logits: Tensor, deltas: Tensor, anchors: Tensor, number: int) -> tuple[Tensor, Tensor, Tensor]:
     """Boxes [batch, k, 4], scores and labels [batch, k] of the k best pairs of anchor and class."""
     classes = logits.shape[-1]
     logits, pair = logits.float().flatten(1).topk(min(number, logits[0].numel()), dim=1)
