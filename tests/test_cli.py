@@ -3,8 +3,10 @@
 import io
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 
 import pytest
 import torch
@@ -208,3 +210,18 @@ def test_module_runs_and_a_closed_pipe_is_silent():
     )
     assert done.stdout == "[\n"
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("after", [0.1, 0.6])
+def test_ctrl_c_is_clean_before_everything_is_imported(after):
+    command = [
+        sys.executable,
+        "-c",
+        "import sys, aaconv_command; print('up', flush=True); sys.exit(aaconv_command.main())",
+    ]
+    process = subprocess.Popen([*command, "models"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "up\n"
+    time.sleep(after)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "")

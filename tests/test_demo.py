@@ -72,8 +72,8 @@ def test_a_second_demo_replaces_its_own_runs_only(tmp_path):
 @pytest.mark.parametrize(
     ("accuracies", "told"),
     [
-        ((51.0, 91.2, 100.0), ("stay below the 75 %", "right in 100.0 %", "8.8 points below")),
-        ((51.0, 99.8, 100.0), ("stay below", "within a point of that")),
+        ((51.0, 91.2, 100.0), ("stay at chance, below the 75 %", "right in 100.0 %", "8.8 points below")),
+        ((70.0, 99.8, 100.0), ("stay below the 75 %", "within a point of that")),
         ((80.0, 99.0, 90.0), ("pass the 75 %", "right in 90.0 %", "9.0 points above")),
         ((51.0, 50.0, 50.5), ("changes that to 50.5 % only",)),
     ],

@@ -34,6 +34,7 @@ from .recipes.recipe import Recipe
 from .train import train
 
 BOUND = 75.0
+CHANCE = 50.0
 """Percent that convolutions with such windows can get right at best."""
 RUNS = Path("runs")
 CURVES, ATTENTION, PAGE = "demo/curves.png", "demo/attention.png", "demo/attention.html"
@@ -119,7 +120,10 @@ def side_by_side(summaries: dict[str, dict[str, Any]]) -> Table:
 def conclusion(accuracies: dict[str, float]) -> str:
     """What was shown, in two sentences, whatever came out."""
     plain, se, aa = accuracies.values()
-    held = "stay below" if plain <= BOUND else "pass"
+    if abs(plain - CHANCE) <= 5:
+        held = "stay at chance, below"
+    else:
+        held = "stay below" if plain <= BOUND else "pass"
     if aa - plain > 1:
         attention = f"with attention beside them they are right in {aa:.1f} %, at the same size"
     else:

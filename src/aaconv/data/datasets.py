@@ -257,7 +257,7 @@ def _open_folder(rest: str, data_dir: str | Path | None, split: str) -> FileData
     if root.suffix == ".tar":
         raise ValueError(f"{root} must be unpacked first (tar xf), or be read as webdataset shards: wds/PATH")
     if not root.is_dir():
-        raise FileNotFoundError(f"there is no folder {root} with images")
+        raise FileNotFoundError(f"there is no folder {root} with images; --data-dir, or folder/PATH, says where it is")
     folders = {name: next(_sub_folders(root, name), None) for name in SPLITS}
     if folders[split] is None and (split == "test" or folders["test"] is not None):
         expected = " or ".join(SPLIT_FOLDERS[split])

@@ -254,8 +254,7 @@ def _demo() -> Iterator[Recipe]:
         yield Recipe(
             name=f"demo-{kind}",
             summary=f"small network on shapes: {title}",
-            # Attention over 8 x 8 pixels is too small for the fused call to pay.
-            model=Model(f"{kind}_small", {"backend": "eager"} if kind == "aa" else {}),
+            model=Model(f"{kind}_small"),
             data="shapes",
             epochs=3,
             batch=64,
