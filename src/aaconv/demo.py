@@ -120,10 +120,7 @@ def side_by_side(summaries: dict[str, dict[str, Any]]) -> Table:
 def conclusion(accuracies: dict[str, float]) -> str:
     """What was shown, in two sentences, whatever came out."""
     plain, se, aa = accuracies.values()
-    if abs(plain - CHANCE) <= 5:
-        held = "stay at chance, below"
-    else:
-        held = "stay below" if plain <= BOUND else "pass"
+    held = "stay at chance, below" if abs(plain - CHANCE) <= 5 else "stay below" if plain <= BOUND else "pass"
     if aa - plain > 1:
         attention = f"with attention beside them they are right in {aa:.1f} %, at the same size"
     else:
