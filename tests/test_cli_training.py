@@ -122,7 +122,7 @@ def test_every_field_can_be_overridden(capsys):
     assert (found["epochs"], found["lr"], found["data_dir"], found["ema"]) == (7, 0.5, None, None)
     assert found["decay_epochs"] == [3.0, 5.5]
     assert (found["channels_last"], found["deterministic"], found["seed"]) == (False, True, 3)
-    assert found["model"]["options"] == {"backend": "eager", "num_heads": 2, "position": "none"}
+    assert found["model"]["options"] == {"num_heads": 2, "position": "none"}
     assert run("train", "--help") == 0
     printed = capsys.readouterr().out
     assert all(f"--{name.replace('_', '-')}" in printed for name in found if name not in ("evidence", "model"))
