@@ -22,7 +22,7 @@ from .detection_transforms import (
     move_boxes,
     move_images,
 )
-from .loaders import BatchKeys, Loader, mix
+from .loaders import BatchKeys, Loader, drawing_from, mix, sort_out
 from .unreadable import LIMIT, Skipped, UnreadableImage
 
 Batch = tuple[Tensor, Targets]
@@ -197,14 +197,11 @@ class _PlacedImages:
             image, objects = self.dataset[index]
         except UnreadableImage as unreadable:
             return unreadable
-        with torch.random.fork_rng(devices=[]):
-            # Not torch.manual_seed: that would reach the GPU's generator as well, which the network uses.
-            torch.default_generator.manual_seed(mix(self.seed, epoch, place))
+        with drawing_from(self.seed, epoch, place):
             return index, self.place(image, objects)
 
     def collate(self, samples: list[tuple[int, Placed] | UnreadableImage]) -> _Part:
-        unreadable = [(sample.name, sample.reason) for sample in samples if isinstance(sample, UnreadableImage)]
-        good = [sample for sample in samples if not isinstance(sample, UnreadableImage)]
+        good, unreadable = sort_out(samples)
         index, placed = zip(*good, strict=True) if good else ((), ())
         boxes, labels = pad_objects([(one.boxes, one.labels) for one in placed], self.most)
         size = self.place.size

@@ -12,6 +12,7 @@ image once: rank r the images r, r + world_size, ... in their order, the last ba
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -212,21 +213,33 @@ class _Transformed:
             image, label = self.dataset[index]
         except UnreadableImage as unreadable:
             return unreadable
-        with torch.random.fork_rng(devices=[]):
-            # Not torch.manual_seed: that would reach the GPU's generator as well, which the network uses.
-            torch.default_generator.manual_seed(mix(self.seed, epoch, place))
+        with drawing_from(self.seed, epoch, place):
             return self.transform(image), label
 
 
 def _collate(
     samples: list[tuple[Tensor, int] | UnreadableImage],
 ) -> tuple[Tensor | None, Tensor | None, list[tuple[str, str]]]:
-    unreadable = [(sample.name, sample.reason) for sample in samples if isinstance(sample, UnreadableImage)]
-    good = [sample for sample in samples if not isinstance(sample, UnreadableImage)]
+    good, unreadable = sort_out(samples)
     if not good:
         return None, None, unreadable
     images, labels = zip(*good, strict=True)
     return torch.stack(images), torch.tensor(labels), unreadable
+
+
+def sort_out(samples: list[Any]) -> tuple[list[Any], list[tuple[str, str]]]:
+    """The samples that could be read, and name and reason of those that could not."""
+    unreadable = [(sample.name, sample.reason) for sample in samples if isinstance(sample, UnreadableImage)]
+    return [sample for sample in samples if not isinstance(sample, UnreadableImage)], unreadable
+
+
+@contextmanager
+def drawing_from(*numbers: int) -> Iterator[None]:
+    """Within it torch's random numbers on the processor follow from these; afterwards they go on as before."""
+    with torch.random.fork_rng(devices=[]):
+        # Not torch.manual_seed: that would reach the GPU's generator as well, which the network uses.
+        torch.default_generator.manual_seed(mix(*numbers))
+        yield
 
 
 def make_loader(
