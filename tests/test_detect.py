@@ -4,6 +4,7 @@ import contextlib
 import io
 import json
 import logging
+import sys
 import types
 from dataclasses import replace
 
@@ -204,6 +205,34 @@ def test_without_a_scorer_training_measures_the_loss(run):
     assert rows[0]["loss"] == pytest.approx(rows[0]["class_loss"] + rows[0]["box_loss"])
     assert all(rows[0][name] is None for name in METRICS)
     assert read_summary(run)["mAP"] is None
+
+
+@pytest.fixture
+def broken_scorers(tmp_path, monkeypatch):
+    """Packages that are there, but not their compiled part."""
+    pytest.importorskip("torchmetrics")
+    for package in ("faster_coco_eval", "pycocotools"):
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "__init__.py").write_text(f"import {package}.compiled")
+        for name in [name for name in sys.modules if name.partition(".")[0] == package]:
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.syspath_prepend(tmp_path)
+    scoring._find_scorer.cache_clear()
+    yield
+    scoring._find_scorer.cache_clear()
+
+
+def test_a_broken_scorer_is_named_before_training_not_after_it(broken_scorers, coco_folder, coco, tmp_path, caplog):
+    assert scoring.scorer() is None
+    with caplog.at_level(logging.WARNING):
+        Detect(tiny_recipe(coco_folder)).loaders(5, CPU)
+    (line,) = caplog.messages
+    assert "only the loss will be measured: faster-coco-eval is installed but does not work (" in line
+    assert "\n" not in line
+    train(tiny_recipe(coco_folder), tmp_path / "run", device="cpu")
+    assert read_summary(tmp_path / "run")["mAP"] is None
+    with pytest.raises(ValueError, match="does not work"):
+        mean_average_precision(coco, perfect(coco))
 
 
 def test_the_run_is_timms_too(run, coco_folder):

@@ -16,13 +16,13 @@ from .data.detection_loader import Batch, make_detection_loader
 from .detection import DetectionLoss, Detections, PostprocessSettings, Targets, postprocess
 from .detection.results import (
     FILE_NAME,
-    HOW_TO_SCORE,
     METRICS,
     Result,
     mean_average_precision,
     read_results,
     scorer,
     to_results,
+    why_no_scorer,
     write_results,
 )
 from .models import create_model
@@ -48,7 +48,6 @@ class Detect(Task):
         self.criterion = DetectionLoss()
         self._judged: DetectionDataset | None = None
         self._world: World | None = None
-        self._told = False
 
     @cached_property
     def data(self) -> tuple[DetectionDataset, DetectionDataset]:
@@ -88,6 +87,8 @@ class Detect(Task):
             for images, training in zip(self.data, (True, False), strict=True)
         )
         self._judged, self._world = test.dataset, world
+        if world.first and scorer() is None:
+            _logger.warning("no mAP here, only the loss will be measured: %s", why_no_scorer())
         return train, test
 
     @cached_property
@@ -107,9 +108,6 @@ class Detect(Task):
         found = find(model, batches, self._judged, self.criterion, self._world)
         values: dict[str, float | None] = dict(found.losses)
         if scorer() is None:
-            if not self._told and self._world.first:
-                _logger.warning("no mAP here, only the loss is measured: %s", HOW_TO_SCORE)
-            self._told = True
             return values | dict.fromkeys(METRICS)
         return values | self._world.first_does(lambda: mean_average_precision(self._judged, found.results, found.seen))
 
@@ -247,7 +245,7 @@ def evaluate_run(
     if save is not None:
         write_results(save, found.results)
     if scorer() is None:
-        _logger.warning("wrote %s; no mAP here: %s", save, HOW_TO_SCORE)
+        _logger.warning("wrote %s; no mAP here: %s", save, why_no_scorer())
     return values | {"images": len(found.seen)}
 
 

@@ -7,6 +7,7 @@ import importlib.util
 import json
 from collections import defaultdict
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -73,11 +74,41 @@ def _is_result(result: dict) -> bool:
 
 
 def scorer() -> str | None:
-    """The package that computes mAP here, None where there is none."""
-    if importlib.util.find_spec("torchmetrics") is None:
-        return None
-    packages = ("faster_coco_eval", "pycocotools")
-    return next((name for name in packages if importlib.util.find_spec(name) is not None), None)
+    """The package that computes mAP here, None where there is none that works."""
+    return _find_scorer()[0]
+
+
+def why_no_scorer() -> str:
+    """Why `scorer` gives None, and the way out, in a line."""
+    return _find_scorer()[1]
+
+
+@cache
+def _find_scorer() -> tuple[str | None, str]:
+    """The package and what is wrong with those before it; tried, since one may be there without its compiled part."""
+    packages = [name for name in ("faster_coco_eval", "pycocotools") if importlib.util.find_spec(name) is not None]
+    if importlib.util.find_spec("torchmetrics") is None or not packages:
+        return None, HOW_TO_SCORE
+    troubles = []
+    for package in packages:
+        try:
+            _try_scorer(package)
+        except Exception as error:
+            reason = " ".join(str(error).split()) or type(error).__name__
+            troubles.append(f"{package.replace('_', '-')} is installed but does not work ({reason})")
+        else:
+            return package, ""
+    return None, f"{'; '.join(troubles)}; install it anew, or score the saved detections where it works"
+
+
+def _try_scorer(package: str) -> None:
+    """One box that is found: fails as an evaluation would."""
+    from torchmetrics.detection import MeanAveragePrecision
+
+    box, label = torch.tensor([[1.0, 1.0, 9.0, 9.0]]), torch.tensor([0])
+    metric = MeanAveragePrecision(box_format="xywh", backend=package, sync_on_compute=False)
+    metric.update([{"boxes": box, "scores": torch.ones(1), "labels": label}], [{"boxes": box, "labels": label}])
+    metric.compute()
 
 
 def mean_average_precision(
@@ -86,7 +117,7 @@ def mean_average_precision(
     """`METRICS` in percent over all images, or those with these indices; None where there is nothing to find."""
     backend = scorer()
     if backend is None:
-        raise ValueError(f"mAP needs torchmetrics and faster-coco-eval: {HOW_TO_SCORE}")
+        raise ValueError(f"mAP needs torchmetrics and faster-coco-eval: {why_no_scorer()}")
     from torchmetrics.detection import MeanAveragePrecision
 
     by_image: dict[int, list[Result]] = defaultdict(list)
