@@ -10,7 +10,7 @@ import sys
 
 import pytest
 import torch
-from fused_laws import assert_as_good_as_eager, output_and_gradients, poisoned_buffers, random_inputs  # noqa: F401
+from fused_laws import assert_as_good_as_eager, output_and_gradients, poisoned_buffers, random_inputs, rising_inputs  # noqa: F401
 from torch.utils.flop_counter import FlopCounterMode
 
 from aaconv.attention import eager, triton_backend
@@ -105,6 +105,13 @@ def test_large_logits_stay_finite():
     fused = output_and_gradients(triton_backend.attend, inputs, torch.float32, 1, 20)
     for ours, truth in zip(fused, exact, strict=True):
         torch.testing.assert_close(ours.double(), truth, rtol=0, atol=1e-3)
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the first attempt overflows
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
+def test_logits_may_rise_far_above_those_of_the_first_keys(dtype):
+    assert_as_good_as_eager(rising_inputs(1, 9, 8, 1, 20, 3), dtype, 1, 20)
 
 
 @interpreted

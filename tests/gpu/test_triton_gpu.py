@@ -55,6 +55,11 @@ def test_random_shapes_match_float64(seed):
     assert_as_good_as_eager(inputs, pick.choice(DTYPES), heads, depth)
 
 
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+def test_logits_may_rise_far_above_those_of_the_first_keys(dtype):
+    assert_as_good_as_eager(fused_laws.rising_inputs(2, 14, 14, 2, 20, 3, device="cuda"), dtype, 2, 20)
+
+
 def test_tf32_is_used_only_when_allowed():
     inputs = random_inputs(2, 14, 14, 2, 20, 3)
     exact = output_and_gradients(eager.attend, inputs, torch.float64, 2, 20)[0]

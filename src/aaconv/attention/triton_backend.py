@@ -51,29 +51,27 @@ def pack_tile(pixels: int, depth: int, itemsize: int) -> Tile:
 def forward_tile(pixels: int, depth: int, itemsize: int) -> Tile:
     if itemsize == 4 or depth > 64:
         return Tile(16, 32, 2, 1)
-    if pixels <= 256:
-        return Tile(64, 32, 2, 3)
-    return Tile(128, 64, 2, 3) if pixels <= 1024 else Tile(64, 64, 2, 2)
+    return Tile(64, 32, 2, 3) if pixels <= 200 else Tile(128, 64, 2, 3)
 
 
 def query_tile(pixels: int, depth: int, itemsize: int) -> Tile:
     if itemsize == 4 or depth > 64:
         return Tile(16, 32, 2, 1)
-    if pixels <= 64:
-        return Tile(64, 32, 1, 2)
-    return Tile(64, 64, 2, 3)
+    return Tile(64, 32 if pixels <= 64 else 64, 2, 3)
 
 
 def key_tile(pixels: int, depth: int, itemsize: int) -> Tile:
     if itemsize == 4 or depth > 64:
         return Tile(16, 32, 2, 1)
-    return Tile(32, 64, 1, 3) if pixels <= 256 else Tile(32, 128, 2, 3)
+    return Tile(32, 64, 1, 3) if pixels <= 64 else Tile(32, 128, 2, 3)
 
 
 def relative_tile(pixels: int, depth: int, itemsize: int) -> Tile:
     if pixels <= 64:
         return Tile(64, 0, 1, 1)
-    return Tile(32 if pixels <= 1024 and itemsize < 4 else 16, 0, 2, 1)
+    if itemsize == 4 or pixels > 4096:
+        return Tile(16, 0, 2, 1)
+    return Tile(32, 0, 1 if 256 < pixels <= 1024 else 2, 1)
 
 
 TILES = {
@@ -124,7 +122,7 @@ def _forward(qkv: Tensor, tables: Tensor | None, num_heads: int, key_channels: i
     operands = plan.new_buffers(qkv, plan.operand_sizes)
     with torch.cuda.device_of(qkv):
         for first, heads in plan.chunks():
-            plan.launch("pack", heads, qkv, tables, *operands, first)
+            plan.launch("pack", heads, qkv, tables, *operands, lse, first)
             plan.launch("attend_forward", heads, qkv, *operands, out, lse, first)
     return out, lse
 
@@ -147,7 +145,7 @@ def _backward(
     partial = lse.new_empty((plan.batch, num_heads, plan.splits, plan.length, key_channels // num_heads))
     with torch.cuda.device_of(qkv):
         for first, heads in plan.chunks():
-            plan.launch("pack", heads, qkv, vectors, *operands, first)
+            plan.launch("pack", heads, qkv, vectors, *operands, lse, first)
             arguments = qkv, *operands, out, lse, grad_out, grad_qkv, grads, grad_logits, first
             plan.launch("attend_backward_queries", heads, *arguments)
             if plan.length:
@@ -191,6 +189,7 @@ class _Plan:
         self.image_heads = self.batch * num_heads
         self.length = 2 * (self.height + self.width) - 2 if table_dimensions else 0
         depth, value_depth = key_channels // num_heads, (channels - 2 * key_channels) // num_heads
+        exact, scale = dtype == torch.float32, math.log2(math.e) / math.sqrt(depth)
         sizes = self.constants = {
             "STRIDE_B": strides[0],
             "STRIDE_H": strides[1],
@@ -202,20 +201,25 @@ class _Plan:
             "DV": value_depth,
             **_layout(self.height, self.width, depth, value_depth),
             "OFFSETS": _padded(self.length),
-            "PLACES": _padded(self.height + self.width),
             "RELATIVE": self.length > 0,
             "TABLES_PER_HEAD": table_dimensions == 3,
             # Finite, because the products spread it with zeros: far below any logit, within the dtype.
             "OUTSIDE": -60000.0 if dtype == torch.float16 else -1e30,
-            "SCALE": math.log2(math.e) / math.sqrt(depth),
-            "EXACT": dtype == torch.float32,
-            "PRECISION": "ieee" if dtype == torch.float32 and full_precision else "tf32",
+            # In half precision the keys bring the factor of the exponent; in float32 it would cost them a digit.
+            "KEY_SCALE": 1.0 if exact else scale,
+            "SCALE": scale if exact else 1.0,
+            "LOGIT_SCALE": 1 / math.sqrt(depth),
+            "LOG_SUM": backward and not exact,
+            # float16 has little room above 1: the first keys' largest weight is put lower there.
+            "MARGIN": 8.0 if dtype == torch.float16 else 0.0,
+            "EXACT": exact,
+            "PRECISION": "ieee" if exact and full_precision else "tf32",
         }
         self.traits = (self.pixels, max(sizes["MAIN"] + sizes["TAIL"], sizes["VALUES"]), dtype.itemsize)
         # Of one head, in elements: what `pack` writes, and what the queries' kernel leaves to the others.
         query, slots = sizes["GROUPS"] * sizes["TAIL"] + sizes["COLUMNS"], sizes["ALL_SLOTS"]
         self.operand_sizes = self.pixels * query, slots * (sizes["MAIN"] + sizes["TAIL"]), slots * sizes["VALUES"]
-        relative = sizes["STRIPS"] * self.height + self.width if self.length else 0
+        relative = sizes["COLUMNS"] + sizes["STRIPS"] * sizes["GROUPS"] * GROUP if self.length else 0
         self.gradient_sizes = self.pixels * sizes["VALUES"], self.pixels * relative
         # The scratch stays linear in the pixels: as many heads at a time as fit SCRATCH inputs.
         of_a_head = sum(self.operand_sizes) + (sum(self.gradient_sizes) if backward else 0)
@@ -259,11 +263,8 @@ class _Plan:
     def launch_constants(self, name: str, known: Iterable[str]) -> dict[str, Any]:
         """What a kernel is specialised by, of the names it knows, and triton's options."""
         tile = self.tile(name)
-        constants = self.constants | {
-            "BLOCK_M": tile.queries,
-            "SLOTS": tile.keys,
-            "KEY_ROWS": tile.keys // self.constants["KEY_COLS"],
-        }
+        rows = tile.keys // self.constants["KEY_COLS"]
+        constants = self.constants | {"BLOCK_M": tile.queries, "SLOTS": tile.keys, "KEY_ROWS": rows}
         chosen = {constant: constants[constant] for constant in known if constant in constants}
         # enable_fp_fusion: the scale and the largest logit enter an exponential in one instruction
         return chosen | {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
@@ -298,7 +299,7 @@ def _layout(height: int, width: int, depth: int, value_depth: int) -> dict[str, 
     """How `pack` lays out its operands, see triton_kernels."""
 
     def tail(main: int) -> tuple[int, int]:
-        rows_at = _ceil(depth - main + 1, 8) * 8  # aligned
+        rows_at = _ceil(depth - main + 4, 8) * 8  # aligned, after the rest of q, the edge and the log-sum-exp
         return rows_at, _padded(rows_at + GROUP)
 
     # Either the depth's largest power of two and a tail with the rest, or all of it and a tail for the rows alone.
@@ -308,7 +309,6 @@ def _layout(height: int, width: int, depth: int, value_depth: int) -> dict[str, 
     # The widest strips that do not pad the map much: fewer strips, fewer parts of the rows' gradients.
     columns = next(columns for columns in (32, 16, 8) if _ceil(width, columns) * columns <= 1.25 * _ceil(width, 8) * 8)
     groups, strips = _ceil(height, GROUP), _ceil(width, columns)
-    row = strips * columns + max(0, 16 - columns)
     return {
         "D_PAD": whole,
         "MAIN": main,
@@ -317,14 +317,14 @@ def _layout(height: int, width: int, depth: int, value_depth: int) -> dict[str, 
         "KEY": _padded(main + tail_width),
         "GROUP": GROUP,
         "GROUPS": groups,
-        "COLUMNS": row,
+        "COLUMNS": strips * columns,
         "TAILS_PADDED": _padded(groups * tail_width),
-        "COLUMNS_PADDED": _padded(row),
+        "COLUMNS_PADDED": _padded(strips * columns),
+        "PLACES": _padded(strips * columns + groups * GROUP),
         "VALUES": _padded(value_depth + 2),
         "DV_PAD": max(8, _power_of_two(value_depth + 1)),
         "KEY_COLS": columns,
         "STRIPS": strips,
-        "WINDOW": max(16, columns),
         "ALL_SLOTS": strips * columns * groups * GROUP,
     }
 

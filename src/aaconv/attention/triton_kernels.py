@@ -3,8 +3,8 @@
 They read what `pack` has laid out (see triton_pack). A product of depth 16 or 32 gives q k + rows with the map's edge
 in it, and cols is what it accumulates onto: it stays the same down a strip. The ones beside the values sum the weights
 in the forward, and take off do . o in the backward. No mask, no unaligned load, no arithmetic on a logit but its
-exponential. Logits are kept unscaled; SCALE = log2(e) / sqrt(D) enters with the exponential, which is in base 2, and so
-is `lse`.
+exponential: in half precision what is taken off a logit is in the product, and so is the scale log2(e) / sqrt(D), the
+exponential being in base 2 (KEY_SCALE in `pack`). In float32 SCALE holds it, and both enter with the exponential.
 """
 
 import triton
@@ -29,12 +29,6 @@ def load_slots(base, SLOTS: tl.constexpr, STRIDE: tl.constexpr, WIDTH: tl.conste
 
 
 @triton.jit
-def one_hot(index, SIZE: tl.constexpr, dtype: tl.constexpr):
-    """[slots, SIZE]: a one in each row, at its index."""
-    return tl.where(index[:, None] == tl.arange(0, SIZE)[None, :], 1.0, 0.0).to(dtype)
-
-
-@triton.jit
 def add_product(total, a, b, PRECISION: tl.constexpr, EXACT: tl.constexpr):
     """total + a b. In float32 the product is summed apart: one long chain of additions would lose digits."""
     if EXACT:
@@ -44,18 +38,13 @@ def add_product(total, a, b, PRECISION: tl.constexpr, EXACT: tl.constexpr):
 
 
 @triton.jit
-def load_log_sum(lse, pixel, valid, PIXELS: tl.constexpr):
-    """The largest logit of every query, and the logarithm of the sum over that; queries outside weigh nothing."""
-    peak = tl.load(lse + pixel, mask=valid, other=float("inf"))
-    return peak, tl.load(lse + PIXELS + pixel, mask=valid, other=0.0)
-
-
-@triton.jit
-def weigh(s, peak, log_total, SCALE: tl.constexpr, EXACT: tl.constexpr):
-    """The weights of logits s. In float32 the two parts are taken off one by one: their sum would round them."""
+def weigh(s, lse, pixel, valid, PIXELS: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, AXIS: tl.constexpr):
+    """The weights of logits s, which have the log-sum-exp in them. Not in float32: there its two parts are taken off
+    one by one, because their sum would round them."""
     if EXACT:
-        return tl.exp2((s * SCALE - peak) - log_total)
-    return tl.exp2(s * SCALE - (peak + log_total))
+        peak = tl.expand_dims(tl.load(lse + pixel, mask=valid, other=float("inf")), AXIS)
+        s = (s * SCALE - peak) - tl.expand_dims(tl.load(lse + PIXELS + pixel, mask=valid, other=0.0), AXIS)
+    return tl.exp2(s)
 
 
 @triton.jit
@@ -72,18 +61,72 @@ def load_columns(
     return tl.reshape(columns, [BLOCK_M, KEY_ROWS * KEY_COLS])
 
 
+@triton.jit
+def load_tile(keys, first, SLOTS: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr):
+    """[SLOTS, TAIL] and [SLOTS, MAIN] of the keys from slot `first` on; without a main part the tail twice."""
+    tail = load_slots(keys + first * (MAIN + TAIL) + MAIN, SLOTS, MAIN + TAIL, TAIL)
+    main = load_slots(keys + first * (MAIN + TAIL), SLOTS, MAIN + TAIL, MAIN) if MAIN > 0 else tail
+    return tail, main
+
+
+@triton.jit
+def mix_values(
+    q, queries, keys, values, pixel, inside, peak,
+    H: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
+    STRIDE: tl.constexpr, ROWS: tl.constexpr, STRIPS: tl.constexpr, VALUES: tl.constexpr, RELATIVE: tl.constexpr,
+    SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr, WHOLE: tl.constexpr, BLOCK_M: tl.constexpr,
+    KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr, DV_PAD: tl.constexpr, ONLINE: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK_M, DV_PAD]: the values under weights exp2(logit - peak), not yet divided by their sum, and the peak.
+    ONLINE follows the largest logit from tile to tile, which is always safe and takes twice the instructions."""
+    SLOTS: tl.constexpr = KEY_ROWS * KEY_COLS
+    mixed = tl.zeros([BLOCK_M, DV_PAD], tl.float32)
+    for strip in range(STRIPS):
+        columns = load_columns(
+            queries + GROUPS * TAIL + strip * KEY_COLS, pixel, inside,
+            STRIDE, BLOCK_M, KEY_ROWS, KEY_COLS, WHOLE, RELATIVE,
+        )  # fmt: skip
+        if not (ONLINE or EXACT):
+            columns -= peak[:, None]
+        for y0 in range(0, H, KEY_ROWS):
+            first = (strip * ROWS + y0) * KEY_COLS
+            k_tail, k = load_tile(keys, first, SLOTS, MAIN, TAIL)
+            v = load_slots(values + first * VALUES, SLOTS, VALUES, DV_PAD)
+            q_tail = load_rows(queries + (y0 // GROUP) * TAIL, pixel, inside, STRIDE, TAIL, WHOLE)
+            s = add_product(columns, q_tail, tl.trans(k_tail), PRECISION, EXACT)
+            if MAIN > 0:
+                s = add_product(s, q, tl.trans(k), PRECISION, EXACT)
+            if ONLINE:
+                new_peak = tl.maximum(peak, tl.max(s, 1) * SCALE)
+                mixed *= tl.exp2(peak - new_peak)[:, None]
+                peak = new_peak
+            p = tl.exp2(s * SCALE - peak[:, None]) if ONLINE or EXACT else tl.exp2(s)
+            mixed = add_product(mixed, p.to(v.dtype), v, PRECISION, EXACT)
+    return mixed, peak
+
+
+@triton.jit
+def sum_of_weights(mixed, DV: tl.constexpr, DV_PAD: tl.constexpr):
+    """It stands beside the mixed values, because the values have a one there."""
+    return tl.sum(tl.where((tl.arange(0, DV_PAD) == DV)[None, :], mixed, 0.0), 1)
+
+
 @triton.jit(do_not_specialize=["first_image_head"])
 def attend_forward(
     qkv, queries, keys, values, out, lse, first_image_head,
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr,
-    VALUES: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr, DV_PAD: tl.constexpr,
+    VALUES: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr, MARGIN: tl.constexpr, EXACT: tl.constexpr,
+    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr,
+    DV_PAD: tl.constexpr,
 ):  # fmt: skip
-    """One program an (image, head, query tile). lse is [image_heads, 2, H W]: the largest logit and the logarithm of
-    the sum over that, both in base 2."""
-    SLOTS: tl.constexpr = KEY_ROWS * KEY_COLS
+    """One program an (image, head, query tile). lse is [image_heads, 2, H W]: a logit near the largest and the
+    logarithm of the sum over that, both in base 2.
+
+    Softmax is the same whatever is taken off the logits, as long as nothing overflows. So the largest logit of the
+    first keys will do, and it is in the products from the start; a sum that comes out too large is done again, online.
+    """
     PIXELS: tl.constexpr = H * W
     STRIDE: tl.constexpr = GROUPS * TAIL + COLUMNS
     ROWS: tl.constexpr = (H + GROUP - 1) // GROUP * GROUP
@@ -97,33 +140,31 @@ def attend_forward(
     queries += local_image_head * (PIXELS * STRIDE)
     keys += local_image_head * (STRIPS * ROWS * KEY_COLS * (MAIN + TAIL))
     values += local_image_head * (STRIPS * ROWS * KEY_COLS * VALUES)
+    q_tail = load_rows(queries, pixel, inside, STRIDE, TAIL, WHOLE)
+    q = q_tail
     if MAIN > 0:
         q_base = qkv + image * STRIDE_B + head * D
         q = load_pixels(q_base, (pixel // W) * STRIDE_H + (pixel % W) * STRIDE_W, inside, D, MAIN)
 
-    peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-    mixed = tl.zeros([BLOCK_M, DV_PAD], tl.float32)
-    for strip in range(STRIPS):
-        columns = load_columns(
-            queries + GROUPS * TAIL + strip * KEY_COLS, pixel, inside,
-            STRIDE, BLOCK_M, KEY_ROWS, KEY_COLS, WHOLE, RELATIVE,
+    k_tail, k = load_tile(keys, 0, KEY_COLS, MAIN, TAIL)
+    s = load_columns(queries + GROUPS * TAIL, pixel, inside, STRIDE, BLOCK_M, 1, KEY_COLS, WHOLE, RELATIVE)
+    s = add_product(s, q_tail, tl.trans(k_tail), PRECISION, EXACT)
+    if MAIN > 0:
+        s = add_product(s, q, tl.trans(k), PRECISION, EXACT)
+    peak = tl.max(s, 1) * SCALE + MARGIN
+    mixed, _ = mix_values(
+        q, queries, keys, values, pixel, inside, peak, H, MAIN, TAIL, GROUP, GROUPS, STRIDE, ROWS, STRIPS, VALUES,
+        RELATIVE, SCALE, EXACT, PRECISION, WHOLE, BLOCK_M, KEY_ROWS, KEY_COLS, DV_PAD, False,
+    )  # fmt: skip
+    total = sum_of_weights(mixed, DV, DV_PAD)
+    if tl.max(tl.where(total < 1e30, 0, 1), 0) > 0:  # also if it is not a number
+        peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+        mixed, peak = mix_values(
+            q, queries, keys, values, pixel, inside, peak, H, MAIN, TAIL, GROUP, GROUPS, STRIDE, ROWS, STRIPS, VALUES,
+            RELATIVE, SCALE, EXACT, PRECISION, WHOLE, BLOCK_M, KEY_ROWS, KEY_COLS, DV_PAD, True,
         )  # fmt: skip
-        for y0 in range(0, H, KEY_ROWS):
-            first = (strip * ROWS + y0) * KEY_COLS
-            k_tail = load_slots(keys + first * (MAIN + TAIL) + MAIN, SLOTS, MAIN + TAIL, TAIL)
-            v = load_slots(values + first * VALUES, SLOTS, VALUES, DV_PAD)
-            q_tail = load_rows(queries + (y0 // GROUP) * TAIL, pixel, inside, STRIDE, TAIL, WHOLE)
-            s = add_product(columns, q_tail, tl.trans(k_tail), PRECISION, EXACT)
-            if MAIN > 0:
-                k = load_slots(keys + first * (MAIN + TAIL), SLOTS, MAIN + TAIL, MAIN)
-                s = add_product(s, q, tl.trans(k), PRECISION, EXACT)
-            new_peak = tl.maximum(peak, tl.max(s, 1) * SCALE)
-            p = tl.exp2(s * SCALE - new_peak[:, None])
-            mixed = add_product(mixed * tl.exp2(peak - new_peak)[:, None], p.to(v.dtype), v, PRECISION, EXACT)
-            peak = new_peak
+        total = sum_of_weights(mixed, DV, DV_PAD)
 
-    depth = tl.arange(0, DV_PAD)
-    total = tl.sum(tl.where((depth == DV)[None, :], mixed, 0.0), 1)
     out_base = out + image * (PIXELS * HEADS * DV) + head * DV
     store_pixels(out_base, pixel * (HEADS * DV), inside, mixed / total[:, None], DV, DV_PAD)
     tl.store(lse + image_head * (2 * PIXELS) + pixel, peak, mask=inside)
@@ -140,9 +181,9 @@ def attend_backward_queries(
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the queries, without the relative part, and of their relative logits in grad_logits
-    [heads in this launch, H W, STRIPS H + W], the rows' in one part a strip. One program an (image, head, query tile).
-    Leaves in grads
-    [heads in this launch, H W, VALUES] do | -(do . o) in two parts | 0, which the keys' kernel reads."""
+    [heads in this launch, H W, COLUMNS + STRIPS * ROWS], the rows' in one part a strip. One program an (image, head,
+    query tile). Leaves in grads [heads in this launch, H W, VALUES] do | -(do . o) in two parts | 0, which the keys'
+    kernel reads."""
     SLOTS: tl.constexpr = KEY_ROWS * KEY_COLS
     PIXELS: tl.constexpr = H * W
     STRIDE: tl.constexpr = GROUPS * TAIL + COLUMNS
@@ -161,7 +202,7 @@ def attend_backward_queries(
     out_offset = image * (PIXELS * HEADS * DV) + head * DV
     do = load_pixels(grad_out + out_offset, pixel * (HEADS * DV), inside, DV, VALUES)
     o = load_pixels(out + out_offset, pixel * (HEADS * DV), inside, DV, VALUES)
-    peak, log_total = load_log_sum(lse + image_head * (2 * PIXELS), pixel, inside, PIXELS)
+    lse += image_head * (2 * PIXELS)
     delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)[:, None]
     depth = tl.arange(0, VALUES)[None, :]
     rounded = delta.to(do.dtype)
@@ -169,11 +210,12 @@ def attend_backward_queries(
     do = tl.where(depth == DV + 1, (rounded.to(tl.float32) - delta).to(do.dtype), do)
     store_pixels(grads + local_image_head * (PIXELS * VALUES), pixel * VALUES, inside, do, VALUES, VALUES)
 
-    slot = tl.arange(0, SLOTS)
-    gather_cols = one_hot(slot % KEY_COLS, KEY_COLS, do.dtype)
     col = tl.arange(0, KEY_COLS)
     row = tl.arange(0, TAIL) - ROWS_AT
-    places = local_image_head * (PIXELS * (STRIPS * H + W)) + pixel[:, None] * (STRIPS * H + W)
+    grad_logits += local_image_head * (PIXELS * (COLUMNS + STRIPS * ROWS))
+    grad_columns_at = grad_logits + pixel[:, None] * (COLUMNS + STRIPS * ROWS) + col[None, :]
+    grad_rows_at = grad_logits + pixel[:, None] * (COLUMNS + STRIPS * ROWS) + (COLUMNS + row)[None, :]
+    is_row = inside[:, None] & ((row >= 0) & (row < GROUP))[None, :]
     tail_grad = tl.zeros([BLOCK_M, TAIL], tl.float32)
     if MAIN > 0:
         q_base = qkv + image * STRIDE_B + head * D
@@ -194,21 +236,19 @@ def attend_backward_queries(
             if MAIN > 0:
                 k = load_slots(keys + first * (MAIN + TAIL), SLOTS, MAIN + TAIL, MAIN)
                 s = add_product(s, q, tl.trans(k), PRECISION, EXACT)
-            p = weigh(s, peak[:, None], log_total[:, None], SCALE, EXACT)
-            ds = (p * tl.dot(do, tl.trans(v), input_precision=PRECISION)).to(v.dtype)
+            p = weigh(s, lse, pixel, inside, PIXELS, SCALE, EXACT, 1)
+            ds = p * tl.dot(do, tl.trans(v), input_precision=PRECISION)
+            if RELATIVE:
+                grad_columns += tl.sum(tl.reshape(ds, [BLOCK_M, KEY_ROWS, KEY_COLS]), 1)
+            ds = ds.to(v.dtype)
             if MAIN > 0:
                 main_grad = add_product(main_grad, ds, k, PRECISION, EXACT)
-            product = tl.dot(ds, k_tail, input_precision=PRECISION)
-            tail_grad += product
-            if RELATIVE:
-                grad_columns = add_product(grad_columns, ds, gather_cols, PRECISION, EXACT)
-                y = (y0 // GROUP) * GROUP + row
-                own = inside[:, None] & ((row >= y0 % GROUP) & (row < y0 % GROUP + KEY_ROWS) & (y < H))[None, :]
-                tl.store(grad_logits + places + (strip * H + y)[None, :], product, mask=own)
+            tail_grad = add_product(tail_grad, ds, k_tail, PRECISION, EXACT)
+            if RELATIVE and ((y0 + KEY_ROWS) % GROUP == 0 or y0 + KEY_ROWS >= H):  # the last rows of their group
+                tl.store(grad_rows_at + (strip * ROWS + y0 // GROUP * GROUP), tail_grad, mask=is_row)
+                tail_grad = tl.where((row >= 0)[None, :], 0.0, tail_grad)
         if RELATIVE:
-            x = strip * KEY_COLS + col
-            on_map = inside[:, None] & (x < W)[None, :]
-            tl.store(grad_logits + places + (STRIPS * H + x)[None, :], grad_columns, mask=on_map)
+            tl.store(grad_columns_at + strip * KEY_COLS, grad_columns, mask=inside[:, None])
     grad_base = grad_qkv + image * (PIXELS * GRAD_W) + head * D
     if MAIN > 0:
         store_pixels(grad_base, pixel * GRAD_W, inside, main_grad * (SCALE * LN2), MAIN, MAIN)
@@ -232,8 +272,8 @@ def relative_backward(
     qkv, tables, grad_qkv, grad_tables, grad_logits, first_image_head,
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    D_PAD: tl.constexpr, PLACES: tl.constexpr, OFFSETS: tl.constexpr,
-    TABLES_PER_HEAD: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
+    D_PAD: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr, PLACES: tl.constexpr, OFFSETS: tl.constexpr,
+    TABLES_PER_HEAD: tl.constexpr, LOGIT_SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
     STRIPS: tl.constexpr, BLOCK_M: tl.constexpr, SPLITS: tl.constexpr,
 ):  # fmt: skip
     """grad_logits into the gradients of the queries (added to what is there) and of the tables. One program an
@@ -242,10 +282,11 @@ def relative_backward(
     """
     LENGTH: tl.constexpr = 2 * H + 2 * W - 2
     GRAD_W: tl.constexpr = HEADS * (2 * D + DV)
+    ROWS: tl.constexpr = (H + GROUP - 1) // GROUP * GROUP
     split = tl.program_id(0) % SPLITS
     local_image_head, image_head, image, head = find_head(tl.program_id(0) // SPLITS, first_image_head, HEADS)
     grad_base = grad_qkv + image * (H * W * GRAD_W) + head * D
-    grad_logits += local_image_head * (H * W * (STRIPS * H + W))
+    grad_logits += local_image_head * (H * W * (COLUMNS + STRIPS * ROWS))
     vectors = load_tables(tables, head, H, W, D, D_PAD, OFFSETS, TABLES_PER_HEAD)
     grad_vectors = tl.zeros([OFFSETS, D_PAD], tl.float32)
     offset = tl.arange(0, OFFSETS)
@@ -258,23 +299,23 @@ def relative_backward(
         inside = pixel < H * W
         q_base = qkv + image * STRIDE_B + head * D
         q = load_pixels(q_base, (pixel // W) * STRIDE_H + (pixel % W) * STRIDE_W, inside, D, D_PAD)
-        exists = inside[:, None] & (places < H + W)
-        pointers = grad_logits + pixel[:, None] * (STRIPS * H + W) + places
-        by_place = tl.load(pointers + tl.where(places < H, 0, (STRIPS - 1) * H), mask=exists, other=0.0)
+        exists = inside[:, None] & (places < COLUMNS + ROWS)
+        pointers = grad_logits + pixel[:, None] * (COLUMNS + STRIPS * ROWS) + places
+        by_place = tl.load(pointers, mask=exists, other=0.0)
         for strip in tl.static_range(1, STRIPS):
-            rows = tl.load(pointers + strip * H, mask=exists & (places < H), other=0.0)
+            rows = tl.load(pointers + strip * ROWS, mask=exists & (places >= COLUMNS), other=0.0)
             by_place = (by_place.to(tl.float32) + rows.to(tl.float32)).to(q.dtype)
-        # the skew undone: by row and column -> by relative offset
-        place = offset[None, :] + tl.where(of_row, iy - (H - 1), ix - (H + W - 2))
-        exists = tl.where(of_row, (place >= 0) & (place < H), (place >= H) & (place < H + W))
-        by_offset = tl.gather(by_place, tl.minimum(tl.maximum(place, 0), PLACES - 1), 1)
+        # the skew undone: by column and row -> by relative offset
+        place = offset[None, :] + tl.where(of_row, iy - (H - 1), ix - (2 * H + W - 2))
+        exists = place.to(tl.uint32, bitcast=True) < tl.where(of_row, H, W).to(tl.uint32)
+        by_offset = tl.gather(by_place, (place + tl.where(of_row, COLUMNS, 0)) & (PLACES - 1), 1)
         by_offset = tl.where(exists, by_offset, 0.0).to(q.dtype)
-        grad_q = tl.dot(by_offset, vectors, input_precision=PRECISION) * (SCALE * LN2)
+        grad_q = tl.dot(by_offset, vectors, input_precision=PRECISION) * LOGIT_SCALE
         grad_q += load_pixels(grad_base, pixel * GRAD_W, inside, D, D_PAD).to(tl.float32)
         store_pixels(grad_base, pixel * GRAD_W, inside, grad_q, D, D_PAD)
         grad_vectors = add_product(grad_vectors, tl.trans(by_offset), q, PRECISION, EXACT)
     base = grad_tables + (image_head * SPLITS + split) * (LENGTH * D)
-    store_pixels(base, offset * D, offset < LENGTH, grad_vectors * (SCALE * LN2), D, D_PAD)
+    store_pixels(base, offset * D, offset < LENGTH, grad_vectors * LOGIT_SCALE, D, D_PAD)
 
 
 @triton.jit(do_not_specialize=["first_image_head"])
@@ -283,11 +324,11 @@ def attend_backward_keys(
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr,
-    VALUES: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr, WINDOW: tl.constexpr,
+    VALUES: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr, LOGIT_SCALE: tl.constexpr,
+    EXACT: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr, DV_PAD: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of keys and values. One program an (image, head, key tile); logits are [slots, queries] here, and the
-    columns' relative logits come by a product, too: WINDOW of them, KEY_COLS padded to what it takes."""
+    """Gradients of keys and values. One program an (image, head, key tile); logits are [slots, queries] here."""
     SLOTS: tl.constexpr = KEY_ROWS * KEY_COLS
     PIXELS: tl.constexpr = H * W
     STRIDE: tl.constexpr = GROUPS * TAIL + COLUMNS
@@ -306,32 +347,39 @@ def attend_backward_keys(
     keys += first * (MAIN + TAIL)
     k_tail = load_slots(keys + MAIN, SLOTS, MAIN + TAIL, TAIL)
     v = load_slots(values + first * VALUES, SLOTS, VALUES, VALUES)
-    spread_cols = one_hot(slot % KEY_COLS, WINDOW, v.dtype)
     tails = queries + local_image_head * (PIXELS * STRIDE) + (y0 // GROUP) * TAIL
     columns = queries + local_image_head * (PIXELS * STRIDE) + GROUPS * TAIL + strip * KEY_COLS
     grads += local_image_head * (PIXELS * VALUES)
     tail_grad = tl.zeros([SLOTS, TAIL], tl.float32)
-    value_grad = tl.zeros([SLOTS, VALUES], tl.float32)
+    value_grad = tl.zeros([SLOTS, DV_PAD], tl.float32)
+    lse += image_head * (2 * PIXELS)
     if MAIN > 0:
         k = load_slots(keys, SLOTS, MAIN + TAIL, MAIN)
         q_base = qkv + image * STRIDE_B + head * D
         main_grad = tl.zeros([SLOTS, MAIN], tl.float32)
+    if RELATIVE:
+        pixel = tl.arange(0, BLOCK_M)
+        q_columns = load_rows(columns, pixel, pixel < PIXELS, STRIDE, KEY_COLS, WHOLE)
     for start in range(0, PIXELS, BLOCK_M):
         pixel = start + tl.arange(0, BLOCK_M)
         inside = pixel < PIXELS
         q_tail = load_rows(tails, pixel, inside, STRIDE, TAIL, WHOLE)
         do = load_rows(grads, pixel, inside, VALUES, VALUES, WHOLE)
-        peak, log_total = load_log_sum(lse + image_head * (2 * PIXELS), pixel, inside, PIXELS)
-        s = tl.dot(k_tail, tl.trans(q_tail), input_precision=PRECISION)
         if RELATIVE:
-            q_columns = load_rows(columns, pixel, inside, STRIDE, WINDOW, WHOLE)
-            s = add_product(s, spread_cols, tl.trans(q_columns), PRECISION, EXACT)
+            s = tl.trans(q_columns).to(tl.float32)[None, :, :]
+            s = tl.reshape(tl.broadcast_to(s, [KEY_ROWS, KEY_COLS, BLOCK_M]), [SLOTS, BLOCK_M])
+            # the next ones already: triton prefetches only what goes into a product
+            q_columns = load_rows(columns, pixel + BLOCK_M, pixel + BLOCK_M < PIXELS, STRIDE, KEY_COLS, False)
+        else:
+            s = tl.zeros([SLOTS, BLOCK_M], tl.float32)
+        s = add_product(s, k_tail, tl.trans(q_tail), PRECISION, EXACT)
         if MAIN > 0:
             q_place = pixel * STRIDE_W if STRIDE_H == W * STRIDE_W else (pixel // W) * STRIDE_H + (pixel % W) * STRIDE_W
             q = load_rows(q_base, q_place, inside, 1, MAIN, WHOLE)
             s = add_product(s, k, tl.trans(q), PRECISION, EXACT)
-        p = weigh(s, peak[None, :], log_total[None, :], SCALE, EXACT)
-        value_grad = add_product(value_grad, p.to(v.dtype), do, PRECISION, EXACT)
+        p = weigh(s, lse, pixel, inside, PIXELS, SCALE, EXACT, 0)
+        do_part = load_rows(grads, pixel, inside, VALUES, DV_PAD, WHOLE)
+        value_grad = add_product(value_grad, p.to(v.dtype), do_part, PRECISION, EXACT)
         ds = (p * tl.dot(v, tl.trans(do), input_precision=PRECISION)).to(v.dtype)
         tail_grad = add_product(tail_grad, ds, q_tail, PRECISION, EXACT)
         if MAIN > 0:
@@ -343,6 +391,6 @@ def attend_backward_keys(
     grad_base = grad_qkv + image * (PIXELS * GRAD_W)
     place = (jy * W + jx) * GRAD_W
     if MAIN > 0:
-        store_pixels(grad_base + (HEADS + head) * D, place, on_map, main_grad * (SCALE * LN2), MAIN, MAIN)
-    store_pixels(grad_base + (HEADS + head) * D + MAIN, place, on_map, tail_grad * (SCALE * LN2), D - MAIN, TAIL)
-    store_pixels(grad_base + 2 * HEADS * D + head * DV, place, on_map, value_grad, DV, VALUES)
+        store_pixels(grad_base + (HEADS + head) * D, place, on_map, main_grad * LOGIT_SCALE, MAIN, MAIN)
+    store_pixels(grad_base + (HEADS + head) * D + MAIN, place, on_map, tail_grad * LOGIT_SCALE, D - MAIN, TAIL)
+    store_pixels(grad_base + 2 * HEADS * D + head * DV, place, on_map, value_grad, DV, DV_PAD)

@@ -4,12 +4,15 @@ A logit is q_i . k_j + rows_i[jy] + cols_i[jx]: a query has H + W relative logit
 each key adds two of them. Matrix products take depths of 16, so a head of 20 channels leaves 12 unused: they carry the
 rows. `pack` lays out, once for all the tiles that will read it,
 
-    queries  [pixel, GROUPS * TAIL + COLUMNS]   GROUPS times: q[MAIN:] | OUTSIDE | 0 ... | GROUP of the rows | 0 ...
-                                                then cols[0 : W] | 0 ...
-    keys     [strip, row, column, MAIN + TAIL]  k | 1 where the slot is beyond the map | 0 ... | one-hot of row % GROUP
+    queries  [pixel, GROUPS * TAIL + COLUMNS]   GROUPS times: q[MAIN:] | OUTSIDE | -lse in 3 parts | 0 ... |
+                                                GROUP of the rows | 0 ...; then cols[0 : W] | 0 ...
+    keys     [strip, row, column, MAIN + TAIL]  k | 1 where the slot is beyond the map | 1 | 1 | 1 | 0 ... |
+                                                one-hot of row % GROUP
     values   [strip, row, column, VALUES]       v | 1 | 1 | 0 ...
 
-with keys in strips of KEY_COLS columns, so that a tile of KEY_ROWS x KEY_COLS keys is one piece of memory.
+with keys in strips of KEY_COLS columns, so that a tile of KEY_ROWS x KEY_COLS keys is one piece of memory. k, rows and
+cols are multiplied by KEY_SCALE. The log-sum-exp is there for the backward, and not in float32 (LOG_SUM): three parts of
+16 bits hold it as float32 does.
 """
 
 import triton
@@ -61,12 +64,13 @@ def load_line(
 
 @triton.jit
 def pack_line(
-    qkv, tables, queries, local_image_head, image, head, i, first,
+    qkv, tables, queries, lse, local_image_head, image, head, i, first,
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
     COLUMNS: tl.constexpr, PADDED: tl.constexpr, TABLES_PER_HEAD: tl.constexpr, RELATIVE: tl.constexpr,
-    OUTSIDE: tl.constexpr, PRECISION: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
+    OUTSIDE: tl.constexpr, KEY_SCALE: tl.constexpr, LOG_SUM: tl.constexpr, PRECISION: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """The tails (ROWS) or the columns' logits of BLOCK_M queries of one image row or column: one product."""
     WIDTH: tl.constexpr = GROUPS * TAIL if ROWS else COLUMNS
@@ -87,7 +91,16 @@ def pack_line(
         factors = tl.where((part < D - MAIN)[:, None] & (depth == (MAIN + part)[:, None]), 1.0, factors).to(q.dtype)
     packed = tl.dot(q, tl.trans(factors), input_precision=PRECISION)
     if ROWS:
+        packed *= tl.where(part < ROWS_AT, 1.0, KEY_SCALE)[None, :]
         packed = tl.where((part == D - MAIN)[None, :], OUTSIDE, packed)
+        if LOG_SUM:
+            rest = -tl.load(lse + pixel, mask=exists, other=0.0) - tl.load(lse + H * W + pixel, mask=exists, other=0.0)
+            for digits in tl.static_range(3):
+                rounded = rest.to(q.dtype).to(tl.float32)
+                packed = tl.where((part == D - MAIN + 1 + digits)[None, :], rounded[:, None], packed)
+                rest -= rounded
+    else:
+        packed *= KEY_SCALE
     start = queries + local_image_head * (H * W * STRIDE) + (0 if ROWS else GROUPS * TAIL)
     store_pixels(start, pixel * STRIDE, exists, packed, WIDTH, PADDED)
 
@@ -98,7 +111,8 @@ def pack_keys(
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, KEY: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr,
-    VALUES: tl.constexpr, KEY_COLS: tl.constexpr, ALL_SLOTS: tl.constexpr, SLOTS: tl.constexpr,
+    VALUES: tl.constexpr, KEY_COLS: tl.constexpr, ALL_SLOTS: tl.constexpr, KEY_SCALE: tl.constexpr,
+    SLOTS: tl.constexpr,
 ):  # fmt: skip
     ALL_ROWS: tl.constexpr = (H + GROUP - 1) // GROUP * GROUP
     slot = tile * SLOTS + tl.arange(0, SLOTS)
@@ -110,7 +124,8 @@ def pack_keys(
     base = qkv + image * STRIDE_B
     k = load_pixels(base + (HEADS + head) * D, place, on_map, D, KEY)
     depth = tl.arange(0, KEY)[None, :]
-    k = tl.where(depth == D, tl.where(on_map, 0.0, 1.0)[:, None], k)
+    k = tl.where(depth == D, tl.where(on_map, 0.0, 1.0)[:, None], k.to(tl.float32) * KEY_SCALE)
+    k = tl.where((depth > D) & (depth <= D + 3), 1.0, k)
     k = tl.where(depth - (MAIN + ROWS_AT) == (jy % GROUP)[:, None], 1.0, k)
     keys += local_image_head * (ALL_SLOTS * (MAIN + TAIL))
     store_pixels(keys, slot * (MAIN + TAIL), exists, k, MAIN + TAIL, KEY)
@@ -122,14 +137,14 @@ def pack_keys(
 
 @triton.jit(do_not_specialize=["first_image_head"])
 def pack(
-    qkv, tables, queries, keys, values, first_image_head,
+    qkv, tables, queries, keys, values, lse, first_image_head,
     STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, KEY: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr,
     GROUPS: tl.constexpr, COLUMNS: tl.constexpr, VALUES: tl.constexpr, KEY_COLS: tl.constexpr,
     ALL_SLOTS: tl.constexpr, TAILS_PADDED: tl.constexpr, COLUMNS_PADDED: tl.constexpr,
-    TABLES_PER_HEAD: tl.constexpr, RELATIVE: tl.constexpr, OUTSIDE: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, SLOTS: tl.constexpr,
+    TABLES_PER_HEAD: tl.constexpr, RELATIVE: tl.constexpr, OUTSIDE: tl.constexpr, KEY_SCALE: tl.constexpr,
+    LOG_SUM: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, SLOTS: tl.constexpr,
 ):  # fmt: skip
     """The operands of the attention, see above. Of each head's programs the first ones take BLOCK_M queries of an image
     row, the next BLOCK_M queries of an image column, the last SLOTS keys."""
@@ -139,25 +154,26 @@ def pack(
     in_columns: tl.constexpr = W * column_blocks if RELATIVE else 0
     of_keys: tl.constexpr = (ALL_SLOTS + SLOTS - 1) // SLOTS
     programs: tl.constexpr = in_rows + in_columns + of_keys
-    local_image_head, _, image, head = find_head(tl.program_id(0) // programs, first_image_head, HEADS)
+    local_image_head, image_head, image, head = find_head(tl.program_id(0) // programs, first_image_head, HEADS)
+    lse += image_head * (2 * H * W)
     program = tl.program_id(0) % programs
     if program < in_rows:
         pack_line(
-            qkv, tables, queries, local_image_head, image, head,
+            qkv, tables, queries, lse, local_image_head, image, head,
             program // row_blocks, program % row_blocks * BLOCK_M,
             STRIDE_B, STRIDE_H, STRIDE_W, H, W, D, D_PAD, MAIN, TAIL, ROWS_AT, GROUP, GROUPS, COLUMNS,
-            TAILS_PADDED, TABLES_PER_HEAD, RELATIVE, OUTSIDE, PRECISION, True, BLOCK_M,
+            TAILS_PADDED, TABLES_PER_HEAD, RELATIVE, OUTSIDE, KEY_SCALE, LOG_SUM, PRECISION, True, BLOCK_M,
         )  # fmt: skip
     elif program < in_rows + in_columns:
         pack_line(
-            qkv, tables, queries, local_image_head, image, head,
+            qkv, tables, queries, lse, local_image_head, image, head,
             (program - in_rows) // column_blocks, (program - in_rows) % column_blocks * BLOCK_M,
             STRIDE_B, STRIDE_H, STRIDE_W, H, W, D, D_PAD, MAIN, TAIL, ROWS_AT, GROUP, GROUPS, COLUMNS,
-            COLUMNS_PADDED, TABLES_PER_HEAD, RELATIVE, OUTSIDE, PRECISION, False, BLOCK_M,
+            COLUMNS_PADDED, TABLES_PER_HEAD, RELATIVE, OUTSIDE, KEY_SCALE, LOG_SUM, PRECISION, False, BLOCK_M,
         )  # fmt: skip
     else:
         pack_keys(
             qkv, keys, values, local_image_head, image, head, program - in_rows - in_columns,
             STRIDE_B, STRIDE_H, STRIDE_W, HEADS, H, W, D, DV, MAIN, TAIL, KEY, ROWS_AT, GROUP, VALUES, KEY_COLS,
-            ALL_SLOTS, SLOTS,
+            ALL_SLOTS, KEY_SCALE, SLOTS,
         )  # fmt: skip
