@@ -11,8 +11,8 @@ rows. `pack` lays out, once for all the tiles that will read it,
     values   [strip, row, column, VALUES]       v | 1 | 1 | 0 ...
 
 with keys in strips of KEY_COLS columns, so that a tile of KEY_ROWS x KEY_COLS keys is one piece of memory. k, rows and
-cols are multiplied by KEY_SCALE. The log-sum-exp is there for the backward, and not in float32 (LOG_SUM): three parts of
-16 bits hold it as float32 does.
+cols are multiplied by KEY_SCALE. The log-sum-exp is there for the backward, and not in float32 (LOG_SUM): three parts
+of 16 bits hold it as float32 does.
 """
 
 import triton
