@@ -23,6 +23,7 @@ from aaconv.detection import results as scoring
 from aaconv.detection.draw import draw, sheet
 from aaconv.detection.images import picture_names
 from aaconv.detection.results import METRICS, mean_average_precision, read_results, to_results, write_results
+from aaconv.launch import conclusion
 from aaconv.models import retinanet
 from aaconv.paper import TABLES
 from aaconv.recipes.detection import DETECTION, SMALL
@@ -204,7 +205,9 @@ def test_without_a_scorer_training_measures_the_loss(run):
     rows = read_metrics(run)
     assert rows[0]["loss"] == pytest.approx(rows[0]["class_loss"] + rows[0]["box_loss"])
     assert all(rows[0][name] is None for name in METRICS)
-    assert read_summary(run)["mAP"] is None
+    summary = read_summary(run)
+    assert summary["mAP"] is None
+    assert conclusion(summary, run).startswith(f"loss {summary['loss']:.4f}\n")
 
 
 @pytest.fixture
@@ -289,6 +292,14 @@ def test_training_and_test_images_must_have_the_same_categories(coco_folder, tmp
     content["categories"].append({"id": 91, "name": "hair brush"})
     file.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"same categories; only one has .*hair brush"):
+        Detect(tiny_recipe(folder)).facts()
+
+
+def test_there_must_be_a_box_to_learn_from(tmp_path):
+    folder = make_coco(tmp_path / "bare")
+    file = folder / "annotations" / "instances_train.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"annotations": []}))
+    with pytest.raises(ValueError, match="training images has a box"):
         Detect(tiny_recipe(folder)).facts()
 
 

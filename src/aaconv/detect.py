@@ -125,6 +125,8 @@ def open_data(recipe: Recipe) -> tuple[DetectionDataset, DetectionDataset]:
             ^ set(zip(train.category_ids, train.classes, strict=True))
         )
         raise ValueError(f"{train.name}: training and test images must have the same categories; only one has {odd[0]}")
+    if not any(len(there.boxes) for there in train.objects):
+        raise ValueError(f"{train.name}: none of its {len(train):,} training images has a box: nothing to learn from")
     return limited("train_limit", train, recipe.train_limit), limited("eval_limit", test, recipe.eval_limit)
 
 

@@ -74,9 +74,10 @@ def conclusion(summary: dict[str, Any], run: Path) -> str:
 
     titles = {"top1": "top-1", "top5": "top-5", "mAP": "mAP", "mAP50": "mAP50", "mAP75": "mAP75"}
     found = {title: summary[key] for key, title in titles.items() if summary.get(key) is not None}
-    results = ", ".join(f"{title} {value:.2f} %" for title, value in found.items() if (title, value) != ("top-5", 100))
+    results = [f"{title} {value:.2f} %" for title, value in found.items() if (title, value) != ("top-5", 100)]
+    results += [f"loss {summary['loss']:.4f}"] if summary.get("loss") is not None else []
     lines = [
-        f"{results}, loss {summary['loss']:.4f}" if summary.get("loss") is not None else results,
+        ", ".join(results),
         f"{_epochs(summary['epochs'])}, {duration(summary['seconds_per_epoch'])} each, "
         f"{summary['parameters']:,} parameters",
     ]
