@@ -190,6 +190,18 @@ def test_results_on_part_of_the_images_are_kept_apart(run, tmp_path):
     assert path == tmp_path / "results/shapes-part/aa_small-num_heads_2-seed0.json"
 
 
+def test_a_changed_recipe_has_a_record_of_its_own(tmp_path):
+    usual = recipes.get("cifar100-small-aa")
+    for number, changes in enumerate(({}, {"epochs": 100, "data_dir": "/home/me", "workers": 0})):
+        recipe = recipes.override(usual, changes)
+        folder = finished_run(tmp_path / str(number), recipe, 70.0)
+        summary = json.loads((folder / "summary.json").read_text()) | {"overrides": overrides_of(recipe)}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    first, second = (record_result(tmp_path / name, tmp_path / "kept") for name in "01")
+    assert (first.name, second.name) == ("aa_wrn16_4-seed0.json", "aa_wrn16_4-epochs_100-seed0.json")
+    assert json.loads(second.read_text())["overrides"] == {"epochs": 100, "workers": 0}  # no folder of this machine
+
+
 def test_only_finished_runs_have_results(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "copy")
     (copy / "summary.json").unlink()

@@ -2,11 +2,16 @@
 
 import json
 from collections import Counter
+from dataclasses import replace
 
 import pytest
 import timm
 
+from aaconv import recipes, results
+from aaconv.cli import _command_line
 from aaconv.paper import TABLES
+from aaconv.recipes.overrides import given, spell_out
+from aaconv.run_folder import overrides_of
 from aaconv.tables import COUNTED, TRUE_GFLOPS, Cell, cells, compare, print_tables
 
 CANNOT_AGREE = {(4, "MnasNet-1.0", "GFlops"), (4, "MnasNet-1.4", "Params"), (6, "kappa = upsilon = 0.75", "GFlops")}
@@ -77,12 +82,15 @@ def test_a_table_that_does_not_exist():
         cells([10])
 
 
-def test_json_is_the_list_of_cells(capsys):
+def test_json_is_the_list_of_cells(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # no results
     print_tables([1], as_json=True)
-    first, *rest = json.loads(capsys.readouterr().out)
+    printed = json.loads(capsys.readouterr().out)
+    first, *rest = printed["cells"]
     assert list(first) == ["table", "row", "column", "paper", "ours", "exact", "match", "setting", "note"]
     assert (first["paper"], first["ours"], first["exact"], first["match"]) == ("36.3M", "36.3M", 36_269_348, True)
     assert len(rest) + 1 == 4 * (4 + 1)
+    assert printed["runs"] == []
 
 
 def test_printed_tables_hold_every_value_of_the_paper(capsys):
@@ -140,6 +148,79 @@ def test_measured_map_stands_in_tables_5_and_8(tmp_path, monkeypatch):
     assert found[8, "none", "mAP"].ours == "37.0"
     assert found[8, "none", "mAP75"].match is True
     assert found[5, "ResNet-50", "mAP"].ours is None
+
+
+def keep(folder, name, seed, top1, **changes):
+    """A record as `aaconv record` keeps it."""
+    usual = recipes.get(name)
+    recipe = recipes.override(usual, changes)
+    record = {"name": name, "model": recipe.model.name, "options": recipe.model.options, "seed": seed}
+    record |= {"epochs": recipe.epochs, "top1": top1, "top5": top1 + 20, "device": "a GPU", "seconds_per_epoch": 1.5}
+    record["overrides"] = overrides_of(replace(recipe, seed=seed, data_dir="/data"))
+    place = folder / "cifar100"
+    place.mkdir(parents=True, exist_ok=True)
+    (place / f"{len(list(place.iterdir()))}.json").write_text(json.dumps(record))
+
+
+def test_runs_stand_below_the_table_with_deviation_and_command(tmp_path, capsys):
+    for seed, top1 in enumerate((71.0, 72.0, 73.0)):
+        keep(tmp_path, "cifar100-small-aa", seed, top1)
+    keep(tmp_path, "cifar100-small-plain", 3, 70.5)
+    changes = {"epochs": 60, "batch": 256, "model_options": {"num_heads": 4, "share_heads": False}}
+    keep(tmp_path, "cifar100-wrn28-10-aa", 0, 79.5, epochs=60)
+    keep(tmp_path, "cifar100-wrn28-10-aa", 0, 79.6, **changes)
+    print_tables([1, 2], folder=tmp_path)
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    start = next(place for place, line in enumerate(lines) if line.startswith("our runs"))
+    rows = [line.split() for line in lines[start + 1 : start + 5]]
+    assert rows == [
+        ["cifar100-small-plain", "1)", "1", "60", "1.5", "70.50", "90.50"],
+        ["cifar100-small-aa", "2)", "3", "60", "1.5", "72.00", "±", "1.00", "92.00", "±", "1.00"],
+        ["cifar100-wrn28-10-aa", "3)", "1", "60", "1.5", "79.50", "81.6", "99.50", "95.2"],
+        ["cifar100-wrn28-10-aa", "4)", "1", "60", "1.5", "79.60", "99.60"],
+    ]
+    commands = [
+        "1) aaconv train cifar100-small-plain --seed 3",
+        "2) aaconv train cifar100-small-aa --seed 0",
+        "3) aaconv train cifar100-wrn28-10-aa --epochs 60 --seed 0",
+        "4) aaconv train cifar100-wrn28-10-aa --model.num-heads 4 --model.share-heads false --epochs 60 --seed 0",
+    ]
+    assert [line.strip() for line in lines[start + 6 : start + 10]] == commands
+    assert max(map(len, lines[start : start + 5])) <= 100
+    assert sum(line.startswith("our runs") for line in lines) == 1  # none of table 2
+    assert not any("✗" in line or "!=" in line for line in lines)  # 60 epochs are not to agree with 500
+
+
+def test_a_command_that_is_printed_gives_the_recipe_again(tmp_path):
+    changes = {"epochs": 60, "lr": 0.1, "deterministic": True, "channels_last": False, "schedule": "step"}
+    changes |= {"decay_epochs": (30.0, 50.0), "model_options": {"position": "none"}}
+    keep(tmp_path, "cifar100-wrn28-10-aa", 7, 79.5, **changes)
+    (experiment,) = results.experiments(results.read(tmp_path))
+    _, train, name, *options = experiment.command.split()
+    chosen = _command_line().parse_args([train, name, *spell_out(options)])
+    wanted = recipes.override(recipes.get(name), changes | {"seed": 7})
+    assert recipes.override(recipes.get(name), given(chosen)) == wanted
+
+
+def test_only_runs_of_one_kind_are_averaged(tmp_path):
+    for seed, top1 in enumerate((78.0, 80.0)):
+        keep(tmp_path, "cifar100-wrn28-10-plain", seed, top1, epochs=100)
+    keep(tmp_path, "cifar100-wrn28-10-plain", 0, 70.0, epochs=60)
+    keep(tmp_path, "cifar100-wrn28-10-plain", 5, 79.0, epochs=100, eval_every=10, workers=0)  # the same experiment
+    found = {(cell.row, cell.column): cell for cell in cells([1], tmp_path)}
+    cell = found["Wide-ResNet", "top-1"]
+    assert (cell.exact, cell.match) == (79.0, None)
+    assert cell.note == "ours: the mean of 3 runs of 100 epochs, standard deviation 1.00"
+
+
+def test_json_has_the_values_of_every_run(tmp_path, capsys):
+    for seed in (4, 2):
+        keep(tmp_path, "cifar100-small-se", seed, 70.0 + seed)
+    print_tables([1], as_json=True, folder=tmp_path)
+    (runs,) = json.loads(capsys.readouterr().out)["runs"]
+    assert runs["top1"] == {"mean": 73.0, "deviation": pytest.approx(2**0.5), "values": [72.0, 74.0]}
+    assert (runs["recipe"], runs["seeds"], runs["table"]) == ("cifar100-small-se", [2, 4], 1)
+    assert runs["command"] == "aaconv train cifar100-small-se --seed 2"
 
 
 @pytest.mark.parametrize(

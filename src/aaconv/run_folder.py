@@ -28,6 +28,7 @@ from .doctor import version_of
 from .files import replacing
 from .models import create_model
 from .recipes.recipe import Recipe
+from .results import changes_of
 from .training.checkpoint import Tensors, encode, read_weights, write_file
 from .training.tasks import Facts, create_task
 
@@ -279,7 +280,7 @@ def overrides_of(recipe: Recipe) -> dict[str, Any]:
 def record_result(run: str | Path, folder: str | Path = "results") -> Path:
     """Copy the small record of a finished run to folder/DATASET/MODEL-OPTIONS-seedN.json, and its metrics beside it.
 
-    `aaconv table` reads them.
+    Behind the options stands what else was changed in the recipe. `aaconv table` and `aaconv plot` read the files.
     """
     run = Path(run)
     if not is_run(run):
@@ -291,14 +292,18 @@ def record_result(run: str | Path, folder: str | Path = "results") -> Path:
     recipe = recipes.load(run / RECIPE)
     if recipe.holdout or recipe.eval_limit or recipe.train_limit:
         dataset += "-part"  # the tables must not take it for a run on all images
-    options = [f"{name}_{value}" for name, value in sorted(summary["options"].items())]
-    name = "-".join([summary["model"], *options, f"seed{summary['seed']}"])
+    # Where the data lay is nobody else's business.
+    overrides = {name: value for name, value in summary.get("overrides", {}).items() if name != "data_dir"}
+    changes = {name: value for name, value in changes_of({"overrides": overrides}).items() if name != "model"}
+    parts = [f"{name}_{value}" for some in (summary["options"], changes) for name, value in sorted(some.items())]
+    name = "-".join([summary["model"], *parts, f"seed{summary['seed']}"])
+    record = summary | {"dataset": dataset, "overrides": overrides}
     place = Path(folder) / dataset
     path = place / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}.json"
-    if path.exists() and _read_json(path) != summary | {"dataset": dataset}:
+    if path.exists() and _read_json(path) != record:
         raise ValueError(f"{path} is there already, of another run; move it away first")
     place.mkdir(parents=True, exist_ok=True)
-    write_json(path, summary | {"dataset": dataset})
+    write_json(path, record)
     write_rows(path.with_suffix(".csv"), rows, list(rows[0]))
     return path
 

@@ -1,30 +1,29 @@
 """The paper's tables beside ours, cell by cell: `aaconv table N`.
 
 Parameters, FLOPs and map memory are counted on the built models. Accuracies come from `results/DATASET/*.json`, one
-file a run: "model", "top1", "top5" (percent; or "mAP", "mAP50", "mAP75"), "epochs", and "options" where the model was
-built with some; runs of the same model are averaged. Latencies come from `benchmarks/table2.json`, a list of "model",
-"infer_ms", "train_ms" and "options".
+file a run (see `results.py`), and are means over the seeds; all runs on a table's data stand below it, each experiment
+with its command. Latencies come from `benchmarks/table2.json`, a list of "model", "infer_ms", "train_ms" and "options".
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from itertools import groupby
 from pathlib import Path
-from statistics import mean
-from typing import Any
 
 import timm
+from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from . import recipes, results
 from .cost import AttentionCost, Cost, count_named
 from .paper import ACCURACY, LATENCY, TABLES, PaperTable, Row
+from .results import Experiment
 from .terminal import console
 
 UNITS = {"k": 10**3, "M": 10**6, "G": 10**9, "KB": 2**10, "MB": 2**20, "": 1}
@@ -62,20 +61,26 @@ def compare(paper: str, exact: float, unit: str = "") -> tuple[str, bool]:
     return f"{sign}{ours:f}{printed_unit}", ours == printed
 
 
-def cells(numbers: Iterable[int] = tuple(TABLES)) -> list[Cell]:
+def cells(numbers: Iterable[int] = tuple(TABLES), folder: str | Path = results.RESULTS) -> list[Cell]:
     """Every cell of these tables, row by row; where a row has GFlops, the true count follows them."""
-    results, latencies = _results(), _latencies()
+    return _cells(numbers, results.experiments(results.read(folder)))
+
+
+def _cells(numbers: Iterable[int], ours: list[Experiment]) -> list[Cell]:
+    latencies = _latencies()
     found = []
     for number in numbers:
         if number not in TABLES:
             raise ValueError(f"there is no table {number}; the paper has tables {min(TABLES)} to {max(TABLES)}")
         table = TABLES[number]
         for index, row in enumerate(table.rows):
-            found += _row_cells(table, row, _counted(table, row, index), results, latencies)
+            found += _row_cells(table, row, _counted(table, row, index), ours, latencies)
     return found
 
 
-def _row_cells(table: PaperTable, row: Row, counted: dict[str, int], results: dict, latencies: dict) -> list[Cell]:
+def _row_cells(
+    table: PaperTable, row: Row, counted: dict[str, int], ours: list[Experiment], latencies: dict
+) -> list[Cell]:
     found = []
     missing = None if timm.is_model(row.model) else "not built yet"
     for column, paper in row.cells.items():
@@ -84,18 +89,20 @@ def _row_cells(table: PaperTable, row: Row, counted: dict[str, int], results: di
             exact = counted.get(column)
             note = "; ".join(filter(None, (missing, row.note, note)))
         elif column in ACCURACY:
-            runs = _runs(results, table, row, column)
-            exact = mean(run[_name(column)] for run in runs) if runs else None
-            note = "; ".join(filter(None, (note, _about(runs))))
+            experiment = _experiment(ours, table, row, column)
+            exact = experiment.mean(_name(column)) if experiment else None
+            note = "; ".join(filter(None, (note, _about(experiment, column))))
         elif column in LATENCY:
             exact = latencies.get((row.model, _key(row.options)), {}).get(column)
-        ours = None
+        text = None
         if exact is not None and paper != "-":
-            ours, match = compare(paper, exact, "G" if column == "GFlops" else "")
-        match = None if column in LATENCY else match  # another GPU: nothing to agree with
+            text, match = compare(paper, exact, "G" if column == "GFlops" else "")
+        # Another GPU, or a run that did not do what the paper's did: nothing to agree with.
+        if column in LATENCY or (column in ACCURACY and exact is not None and experiment.changes):
+            match = None
         note = _fill(note, table, row) if note and not missing else note
         found.append(
-            Cell(table.number, row.name, column, paper, ours, exact, match, _setting(table, row), note or None)
+            Cell(table.number, row.name, column, paper, text, exact, match, _setting(table, row), note or None)
         )
         if column == "GFlops" and TRUE_GFLOPS in counted:
             true = counted[TRUE_GFLOPS]
@@ -142,51 +149,50 @@ def _key(options: dict) -> tuple:
     return tuple(sorted(options.items()))
 
 
-def _results() -> dict[tuple, list[dict]]:
-    """(dataset, model, options) -> the records of its runs."""
-    results: dict[tuple, list[dict]] = defaultdict(list)
-    for path in sorted(Path("results").glob("*/*.json")):
-        record = _read(path)
-        if isinstance(record, dict) and "model" in record:
-            dataset = record.get("dataset", path.parent.name)
-            results[dataset, record["model"], _key(record.get("options", {}))].append(record)
-    return results
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
-
-
 def measured(number: int, row: Row, column: str) -> float | None:
     """The mean of our own runs for an accuracy cell, if there are any."""
-    values = [run[_name(column)] for run in _runs(_results(), TABLES[number], row, column)]
-    return mean(values) if values else None
+    ours = results.experiments(results.read())
+    experiment = _experiment(ours, TABLES[number], row, column)
+    return experiment.mean(_name(column)) if experiment else None
 
 
-def _runs(results: dict[tuple, list[dict]], table: PaperTable, row: Row, column: str) -> list[dict]:
-    found = results.get((table.dataset, row.model, _key(row.options)), [])
-    return [run for run in found if run.get(_name(column)) is not None]
+def _experiment(ours: list[Experiment], table: PaperTable, row: Row, column: str) -> Experiment | None:
+    """The longest of our experiments that stands behind a cell; of several the one with the most runs."""
+    wanted = table.dataset, row.model, row.options
+    found = [one for one in ours if (one.dataset, one.model, one.options) == wanted and one.values(_name(column))]
+    return max(found, key=lambda one: (one.epochs or 0, len(one.runs)), default=None)
 
 
 def _name(column: str) -> str:
     return column.replace("-", "")
 
 
-def _about(runs: list[dict]) -> str | None:
-    if not runs:
+def _about(experiment: Experiment | None, column: str) -> str | None:
+    if experiment is None:
         return None
-    epochs = sorted({run["epochs"] for run in runs if "epochs" in run})
-    length = f" of {' or '.join(map(str, epochs))} epochs" if epochs else ""
-    return f"ours: {'the mean of ' if len(runs) > 1 else ''}{len(runs)} run{'s' * (len(runs) > 1)}{length}"
+    number, deviation = len(experiment.values(_name(column))), experiment.deviation(_name(column))
+    length = f" of {experiment.epochs} epochs" if experiment.epochs else ""
+    about = f"ours: {'the mean of ' if number > 1 else ''}{number} run{'s' * (number > 1)}{length}"
+    return about if deviation is None else f"{about}, standard deviation {deviation:.2f}"
+
+
+def of_table(table: PaperTable, ours: list[Experiment]) -> list[Experiment]:
+    """Our experiments on the table's data with one of its networks; ones with a network of no table in the first."""
+    first = next(number for number, other in TABLES.items() if other.dataset == table.dataset)
+    models = {number: {row.model for row in other.rows} for number, other in TABLES.items()}
+    anywhere = set().union(*models.values())
+    return [
+        one
+        for one in ours
+        if one.dataset == table.dataset
+        and (one.model in models[table.number] or (table.number == first and one.model not in anywhere))
+    ]
 
 
 def _latencies() -> dict[tuple, dict[str, float]]:
     """(model, options) -> column -> percent over ResNet-50."""
     path = Path("benchmarks/table2.json")
-    records = _read(path) if path.exists() else []
+    records = results.read_json(path) if path.exists() else []
     try:
         measured = {
             (record["model"], _key(record.get("options", {}))): {name: record[name] for name in LATENCY.values()}
@@ -203,20 +209,26 @@ def _latencies() -> dict[tuple, dict[str, float]]:
     }
 
 
-def print_tables(numbers: Iterable[int] = tuple(TABLES), *, as_json: bool = False) -> None:
+def print_tables(
+    numbers: Iterable[int] = tuple(TABLES), *, as_json: bool = False, folder: str | Path = results.RESULTS
+) -> None:
     """Print these tables of the paper with our values beside them, and how many of the counted cells agree."""
-    found = cells(numbers)
+    ours = results.experiments(results.read(folder))
+    found = _cells(numbers, ours)
     if as_json:
-        print(json.dumps([asdict(cell) for cell in found], indent=2))
+        runs = [_as_json(number, one) for number in numbers for one in of_table(TABLES[number], ours)]
+        print(json.dumps({"cells": [asdict(cell) for cell in found], "runs": runs}, indent=2))
         return
     output = console()
-    for number, of_table in groupby(found, key=lambda cell: cell.table):
-        table, notes = _render(list(of_table), _marks(output.encoding))
+    for number, of_number in groupby(found, key=lambda cell: cell.table):
+        table, notes = _render(list(of_number), _marks(output.encoding))
         output.print(f"[bold]Table {number}[/bold]  {TABLES[number].title}", highlight=False)
         output.print(table)
         for mark, note in enumerate(notes, 1):
             output.print(f"  {mark}) {note}", highlight=False, markup=False)
         output.print()
+        if runs := of_table(TABLES[number], ours):
+            _print_runs(output, TABLES[number], runs)
     counted = [cell for cell in found if cell.column in COUNTED]
     if counted:
         agree = sum(cell.match is True for cell in counted)
@@ -280,3 +292,57 @@ def _in_full(cell: Cell) -> str:
     if cell.column in COUNTED:
         return f"{cell.exact:,}"
     return cell.ours or ""
+
+
+def _as_json(number: int, one: Experiment) -> dict[str, object]:
+    about = {"table": number, "recipe": one.name, "model": one.model, "options": one.options, "epochs": one.epochs}
+    means = {
+        metric: {"mean": one.mean(metric), "deviation": one.deviation(metric), "values": one.values(metric)}
+        for metric in map(_name, ACCURACY)
+        if one.values(metric)
+    }
+    return about | {"runs": len(one.runs), "seeds": one.seeds} | means | {"command": one.command}
+
+
+def _print_runs(output: Console, table: PaperTable, ours: list[Experiment]) -> None:
+    """Our runs on the data of a table: a line an experiment, and what trains it."""
+    columns = [column for column in table.columns if column in ACCURACY]
+    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    shown.add_column("our runs", no_wrap=True)
+    for header in ("n", "epochs", "s / epoch"):
+        shown.add_column(header, justify="right", no_wrap=True)
+    for column in columns:
+        shown.add_column(column, no_wrap=True)
+        shown.add_column("paper", justify="right", no_wrap=True)
+    commands = [one.command for one in ours if one.command]
+    for one in ours:
+        seconds = one.mean("seconds_per_epoch")
+        mark = f" {commands.index(one.command) + 1})" if one.command else ""
+        values = []
+        for column in columns:
+            values += [_with_deviation(one, _name(column)), _of_the_paper(one, column)]
+        shown.add_row(
+            Text(one.name).append(mark, "dim"), str(len(one.runs)), str(one.epochs or ""),
+            "" if seconds is None else f"{seconds:.1f}", *values,
+        )  # fmt: skip
+    output.print(shown)
+    devices = sorted({str(run["device"]) for one in ours for run in one.runs if run.get("device")})
+    where = f"; on {', '.join(devices)}" if devices else ""
+    about = "the last epoch of n runs, mean ± standard deviation of a run; each command trains the first of them"
+    output.print(f"  {about}{where}", highlight=False, markup=False, soft_wrap=True)
+    for mark, command in enumerate(commands, 1):
+        output.print(f"  {mark}) {command}", highlight=False, markup=False, soft_wrap=True)
+    output.print()
+
+
+def _with_deviation(one: Experiment, metric: str) -> str:
+    value, deviation = one.mean(metric), one.deviation(metric)
+    if value is None:
+        return ""
+    return f"{value:.2f}" if deviation is None else f"{value:.2f} ± {deviation:.2f}"
+
+
+def _of_the_paper(one: Experiment, column: str) -> str:
+    """What the paper prints for the recipe, as long as it is the recipe's network."""
+    value = recipes.paper_value(one.recipe, column) if one.recipe and "model" not in one.changes else None
+    return "" if value is None else f"{value:.1f}"

@@ -1,6 +1,7 @@
 """Commands that show what there is: models and their cost, the paper's tables and figures, data, this machine."""
 
 import argparse
+from pathlib import Path
 from typing import Any
 
 from .parsing import add, nearest, positive, seed
@@ -21,6 +22,7 @@ def add_commands(commands: Any) -> None:
 
     table = add(commands, "table", _table, "the paper's tables 1 to 9, cell by cell, with ours beside them", "3")
     table.add_argument("number", nargs="?", default="all", type=table_number, metavar="N|all", help="default: all")
+    table.add_argument("--results", metavar="DIR", help="where `aaconv record` kept our runs, default: results")
     table.add_argument("--json", action="store_true", help="print JSON")
 
     plot = add(
@@ -73,9 +75,13 @@ def _models(chosen: argparse.Namespace) -> None:
 
 
 def _table(chosen: argparse.Namespace) -> None:
+    from ..results import RESULTS
     from ..tables import print_tables
 
-    print_tables(*([] if chosen.number == "all" else [[chosen.number]]), as_json=chosen.json)
+    if chosen.results is not None and not Path(chosen.results).is_dir():
+        raise FileNotFoundError(f"there is no folder {chosen.results} with results; `aaconv record` makes one")
+    numbers = [] if chosen.number == "all" else [[chosen.number]]
+    print_tables(*numbers, as_json=chosen.json, folder=chosen.results or RESULTS)
 
 
 def _plot(chosen: argparse.Namespace) -> None:

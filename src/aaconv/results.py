@@ -1,0 +1,137 @@
+"""Results that were kept, `results/DATASET/*.json`, and the runs of one experiment together: they differ in the seed.
+
+A file is one run: "model", "top1", "top5" of the last epoch (percent; or "mAP", "mAP50", "mAP75"), "epochs", "seed",
+"name" of the recipe, "overrides", and "options" where the model was built with some. Its metrics.csv lies beside it.
+"""
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from . import recipes
+
+RESULTS = "results"
+NEUTRAL = {"seed", "data_dir", "workers", "max_unreadable", "checkpoint_every", "keep", "eval_every", "evidence"}
+"""Fields of a recipe that do not make another experiment of it."""
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Runs of one recipe with the same changes, in the order of the seeds; `name` is the recipe, or else the model."""
+
+    dataset: str
+    name: str
+    model: str
+    options: dict[str, Any]
+    epochs: int | None
+    changes: dict[str, Any]
+    runs: tuple[Record, ...]
+
+    def values(self, metric: str) -> list[float]:
+        return [run[metric] for run in self.runs if run.get(metric) is not None]
+
+    def mean(self, metric: str) -> float | None:
+        values = self.values(metric)
+        return mean(values) if values else None
+
+    def deviation(self, metric: str) -> float | None:
+        """The standard deviation of a run; None where there is only one."""
+        values = self.values(metric)
+        return stdev(values) if len(values) > 1 else None
+
+    @property
+    def recipe(self) -> recipes.Recipe | None:
+        """What the catalogue has under the name."""
+        return recipes.get(self.name) if self.name in recipes.names() else None
+
+    @property
+    def command(self) -> str | None:
+        """What trains the first of its runs; None without a recipe of that name."""
+        if self.recipe is None:
+            return None
+        seed = f"--seed {self.seeds[0]}" if self.seeds else ""
+        return " ".join(filter(None, ["aaconv train", self.name, *_options(self.recipe, self.changes), seed]))
+
+    @property
+    def seeds(self) -> list[int]:
+        return [run["seed"] for run in self.runs if "seed" in run]
+
+
+def read(folder: str | Path = RESULTS) -> list[Record]:
+    """Every record below a folder, with its "dataset" and its "path"; other JSON files are left out."""
+    found = []
+    for path in sorted(Path(folder).glob("*/*.json")):
+        record = read_json(path)
+        if isinstance(record, dict) and "model" in record:
+            found.append({"dataset": path.parent.name} | record | {"path": path})
+    return found
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+
+
+def experiments(records: Iterable[Record]) -> list[Experiment]:
+    """The runs, those of one experiment together; in the order of the catalogue, other ones last."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        key = [record["dataset"], _name(record), record["model"], record.get("options"), record.get("epochs")]
+        groups.setdefault(json.dumps([*key, changes_of(record)], sort_keys=True), []).append(record)
+    order = {name: place for place, name in enumerate(recipes.names())}
+    found = [_experiment(group) for group in groups.values()]
+    return sorted(found, key=lambda one: order.get(one.name, len(order)))
+
+
+def _experiment(group: list[Record]) -> Experiment:
+    first = group[0]
+    return Experiment(
+        dataset=first["dataset"],
+        name=_name(first),
+        model=first["model"],
+        options=first.get("options") or {},
+        epochs=first.get("epochs"),
+        changes=changes_of(first),
+        runs=tuple(sorted(group, key=lambda record: record.get("seed", 0))),
+    )
+
+
+def changes_of(record: Record) -> dict[str, Any]:
+    """The fields of its recipe that were changed and that matter."""
+    return {name: value for name, value in (record.get("overrides") or {}).items() if name not in NEUTRAL}
+
+
+def _name(record: Record) -> str:
+    return record.get("name", record["model"])
+
+
+def _options(recipe: recipes.Recipe, changes: dict[str, Any]) -> list[str]:
+    """The changes of a recipe as options of the command line."""
+    words = []
+    for name, value in changes.items():
+        option = "--" + name.replace("_", "-")
+        match value:
+            case {"name": model, "options": options}:
+                usual = recipe.model
+                if model != usual.name:
+                    words.append(f"--model {model}")
+                new = {key: it for key, it in options.items() if model != usual.name or usual.options.get(key) != it}
+                words += [f"--model.{key.replace('_', '-')} {_written(it)}" for key, it in new.items()]
+            case bool():
+                words.append(option if value else option.replace("--", "--no-", 1))
+            case list() | tuple():
+                words.append(" ".join([option, *map(str, value)]))
+            case _:
+                words.append(f"{option} {_written(value)}")
+    return words
+
+
+def _written(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else "none" if value is None else f"{value}".replace(" ", "")
