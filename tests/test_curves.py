@@ -1,6 +1,7 @@
 """The curves of runs: the values of metrics.csv, the paper's line, labels that can be read."""
 
 import itertools
+import json
 
 import pytest
 from matplotlib import rc_context
@@ -9,8 +10,9 @@ from matplotlib.colors import to_hex
 from matplotlib.text import Annotation
 from tiny_runs import write_course
 
-from aaconv import curves
+from aaconv import curves, recipes
 from aaconv.plots import BLUE, GREY, RED, STYLE
+from aaconv.run_folder import overrides_of, record_result
 
 KINDS = ("plain", "se", "aa")
 
@@ -91,6 +93,64 @@ def test_runs_of_the_same_name_are_told_apart(table1, tmp_path):
     again = write_course(tmp_path / "more" / "aa", "cifar100-wrn28-10-aa", [1.0, 2.0])
     assert [course.label for course in curves._read([table1[2], again])] == ["aa", "more/aa"]
     assert [course.label for course in curves._read([table1[0], table1[1]])] == ["plain", "se"]
+
+
+@pytest.fixture
+def seeds(tmp_path):
+    """Three seeds of one experiment, one of another."""
+    runs = [
+        write_course(tmp_path / f"small-{seed}", "cifar100-small-aa", [50.0, 60.0 + seed, 70.0 + seed], seed=seed)
+        for seed in range(3)
+    ]
+    return [*runs, write_course(tmp_path / "longer", "cifar100-small-aa", [50.0, 55.0], epochs=100)]
+
+
+def test_seeds_are_one_line_in_a_band(seeds):
+    courses = curves._read(seeds)
+    assert [course.label for course in courses] == ["cifar100-small-aa (3 seeds)", "longer"]
+    _, accuracy = drawn(seeds[:3]).axes
+    assert accuracy.lines[1].get_xydata().tolist() == [[1, 50.0], [2, 61.0], [3, 71.0]]
+    (band,) = accuracy.collections
+    edge = {tuple(point) for point in band.get_paths()[0].vertices.tolist()}
+    assert edge == {(1, 50.0), (2, 60.0), (2, 62.0), (3, 70.0), (3, 72.0)}
+    assert any(text.get_text() == "71.0 ± 1.0" for text in accuracy.texts)
+
+
+def test_seeds_are_averaged_as_far_as_all_have_come(seeds, tmp_path):
+    shorter = write_course(tmp_path / "begun", "cifar100-small-aa", [40.0], seed=7)
+    (course,) = curves._read([*seeds[:3], shorter])
+    assert course.points("top1") == ([1], [47.5])
+    assert course.last("top1") == "47.5 ± 5.0"
+
+
+def test_the_same_seed_twice_is_two_lines(seeds, tmp_path):
+    again = write_course(tmp_path / "again", "cifar100-small-aa", [50.0, 60.0, 70.0], seed=1)
+    assert [course.label for course in curves._read([seeds[1], again])] == ["small-1", "again"]
+
+
+def test_records_are_drawn_like_their_runs(seeds, tmp_path):
+    records = []
+    for run in seeds:
+        recipe = recipes.load(run / "recipe.yaml")
+        summary = {"name": recipe.name, "model": recipe.model.name, "options": recipe.model.options}
+        summary |= {"data": recipe.data, "seed": recipe.seed, "epochs": recipe.epochs, "finished": True}
+        summary["overrides"] = overrides_of(recipe)
+        (run / "summary.json").write_text(json.dumps(summary))
+        records.append(record_result(run, tmp_path / "kept"))
+    first, second = curves._read(records)
+    assert first.points("top1") == curves._read(seeds)[0].points("top1")
+    assert first.recipe == recipes.load(seeds[0] / "recipe.yaml")
+    assert [first.label, second.label] == ["cifar100-small-aa (3 seeds)", "cifar100-small-aa --epochs 100"]
+    records[0].write_text("[]")
+    with pytest.raises(ValueError, match="not what `aaconv record` keeps"):
+        curves.draw(records, tmp_path / "c.png")
+
+
+def test_of_many_courses_only_the_tests_are_compared(tmp_path):
+    names = ("plain", "se", "ge", "aa", "aa-per-head")
+    runs = [write_course(tmp_path / name, f"cifar100-small-{name}", [30.0, 40.0, 50.0]) for name in names]
+    assert len(drawn(runs).axes[1].lines) == 5
+    assert len(drawn(runs[:4]).axes[1].lines) == 8
 
 
 def test_what_cannot_be_drawn_is_named(tmp_path, table1):

@@ -1,12 +1,16 @@
-"""The course of one run or of several: loss and accuracy by epoch, with the paper's value where the recipe knows it."""
+"""The course of one run or of several: loss and accuracy by epoch, with the paper's value where the recipe knows it.
+
+Runs that differ in the seed alone are one line, their mean, in a band from the lowest to the highest.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from matplotlib import rc_context
@@ -14,32 +18,54 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from . import recipes
+from . import recipes, results
 from .files import replacing
 from .plots import BLUE, GREY, INK, RED, STYLE
 from .recipes.recipe import Recipe
-from .run_folder import METRICS, RECIPE, is_run, read_metrics
+from .run_folder import METRICS, RECIPE, is_run, overrides_of, read_metrics, read_rows
 
 KINDS = {"aa": RED, "se": BLUE, "plain": GREY}
 OTHERS = ("#2f8f5b", "#b7791f", "#7a4fa3", "#0f8b8d", "#a8425b", "#4b5d16")
 ENDINGS = (".png", ".svg", ".pdf")
+MANY = 4
+"""Courses beyond which the accuracies of training are left out: those of the test lie close together."""
 HEADLINES = {"top1": ("top-1 accuracy (%)", "top-1"), "mAP": ("mAP (%)", "mAP")}
 """Column of metrics.csv -> the label of its axis, and the column of the paper's tables."""
 
 
+Rows = list[dict[str, Any]]
+
+
 @dataclass(frozen=True)
 class Course:
-    """A run as it is drawn."""
+    """A run as it is drawn, or all seeds of an experiment; `runs` are the rows of their metrics."""
 
     label: str
     recipe: Recipe
-    rows: list[dict[str, Any]]
+    runs: list[Rows]
     colour: str
 
     def points(self, column: str) -> tuple[list[float], list[float]]:
-        """(epochs, values) of the epochs in which the column was measured."""
-        pairs = [(row["epoch"], row[column]) for row in self.rows if row.get(column) is not None]
-        return [epoch for epoch, _ in pairs], [value for _, value in pairs]
+        """(epochs, means) of the epochs in which the column was measured, by all runs that have it at all."""
+        return self._over_runs(column, mean)
+
+    def band(self, column: str) -> tuple[list[float], list[float], list[float]]:
+        """(epochs, lowest, highest) of the same epochs."""
+        epochs, lowest = self._over_runs(column, min)
+        return epochs, lowest, self._over_runs(column, max)[1]
+
+    def last(self, column: str) -> str:
+        """The value of the last epoch, with its standard deviation over the runs."""
+        final = f"{self.points(column)[1][-1]:.1f}"
+        return final if len(self.runs) == 1 else f"{final} ± {self._over_runs(column, stdev)[1][-1]:.1f}"
+
+    def _over_runs(self, column: str, summarise: Callable[[list[float]], float]) -> tuple[list[float], list[float]]:
+        found = [{row["epoch"]: row[column] for row in rows if row.get(column) is not None} for rows in self.runs]
+        found = [values for values in found if values]
+        epochs = sorted(set.intersection(*map(set, found))) if found else []
+        if summarise is stdev and len(found) < 2:
+            return epochs, [0.0] * len(epochs)
+        return epochs, [summarise([values[epoch] for values in found]) for epoch in epochs]
 
 
 def draw(runs: Sequence[str | Path], path: str | Path) -> Path:
@@ -54,17 +80,52 @@ def draw(runs: Sequence[str | Path], path: str | Path) -> Path:
     return path
 
 
+def is_recorded(place: str | Path) -> bool:
+    """Is this a result that `aaconv record` has kept, with its metrics beside it?"""
+    return Path(place).suffix == ".json" and Path(place).with_suffix(".csv").is_file()
+
+
 def _read(runs: Sequence[str | Path]) -> list[Course]:
-    courses = []
+    """A course an experiment, in the order of their first runs; a seed that is there twice keeps its runs apart."""
+    groups: dict[str, list[tuple[str | None, Recipe, Rows]]] = {}
     for run, label in zip(map(Path, runs), _labels([Path(run) for run in runs]), strict=True):
-        if not is_run(run):
-            raise ValueError(f"{run} is no run folder, it has no {RECIPE}")
-        rows = read_metrics(run) if (run / METRICS).is_file() else []
+        recipe, rows = _of_record(run) if is_recorded(run) else _of_run(run)
         if not rows:
             raise ValueError(f"{run} has no finished epoch yet: there is nothing to draw")
-        courses.append((label, recipes.load(run / RECIPE), rows))
+        label = None if is_recorded(run) else label
+        groups.setdefault(results.told_apart(recipe), []).append((label, recipe, rows))
+    courses: list[tuple[str, Recipe, list[Rows]]] = []
+    names = [group[0][1].name for group in groups.values()]
+    for group in groups.values():
+        recipe, seeds = group[0][1], {recipe.seed for _, recipe, _ in group}
+        title = _title_of(recipe, alone=names.count(recipe.name) == 1)
+        if 1 < len(seeds) == len(group):
+            courses.append((f"{title} ({len(seeds)} seeds)", recipe, [rows for _, _, rows in group]))
+        else:
+            courses += [(label or title, recipe, [rows]) for label, recipe, rows in group]
     colours = _colours([recipe for _, recipe, _ in courses])
     return [Course(*course, colour) for course, colour in zip(courses, colours, strict=True)]
+
+
+def _of_run(run: Path) -> tuple[Recipe, Rows]:
+    if not is_run(run):
+        raise ValueError(f"{run} is no run folder, it has no {RECIPE}")
+    return recipes.load(run / RECIPE), read_metrics(run) if (run / METRICS).is_file() else []
+
+
+def _of_record(path: Path) -> tuple[Recipe, Rows]:
+    record = results.read_json(path)
+    if not isinstance(record, dict) or "model" not in record:
+        raise ValueError(f"{path} is not what `aaconv record` keeps")
+    return results.recipe_of({"dataset": path.parent.name} | record), read_rows(path.with_suffix(".csv"))
+
+
+def _title_of(recipe: Recipe, *, alone: bool) -> str:
+    """The name of a recipe, and what was changed in it where that tells it from another."""
+    if alone or recipe.name not in recipes.names():
+        return recipe.name
+    changes = results.changes_of({"overrides": overrides_of(recipe)})
+    return " ".join([recipe.name, *results.options_of(recipes.get(recipe.name), changes)])
 
 
 def _colours(found: list[Recipe]) -> list[str]:
@@ -78,8 +139,8 @@ def _colours(found: list[Recipe]) -> list[str]:
 
 
 def _labels(runs: list[Path]) -> list[str]:
-    """The folders' names, with as much of the way to them as tells them apart."""
-    paths = [run.resolve() for run in runs]
+    """The names of folders and records, with as much of the way to them as tells them apart."""
+    paths = [run.resolve() if is_run(run) else run.resolve().with_suffix("") for run in runs]
     names = [path.name for path in paths]
     if len(set(names)) == len(names):
         return names
@@ -101,7 +162,7 @@ def figure(courses: list[Course]) -> Figure:
     for axes in rest:
         _title(axes, HEADLINES[headline][0])
         for course in courses:
-            _lines(axes, course, f"train_{headline}", headline)
+            _lines(axes, course, f"train_{headline}" if len(courses) <= MANY else None, headline)
         _zoom(axes, courses, headline)
         _paper_values(axes, courses, HEADLINES[headline][1])
         _end_values(axes, courses, headline)
@@ -119,11 +180,15 @@ def _title(axes: Axes, text: str) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
-def _lines(axes: Axes, course: Course, training: str, test: str) -> None:
-    x, y = course.points(training)
-    axes.plot(x, y, linestyle=(0, (1, 1.6)), color=course.colour, linewidth=1.4, marker="." if len(x) == 1 else None)
+def _lines(axes: Axes, course: Course, training: str | None, test: str) -> None:
+    if training:
+        x, y = course.points(training)
+        single = "." if len(x) == 1 else None
+        axes.plot(x, y, linestyle=(0, (1, 1.6)), color=course.colour, linewidth=1.4, marker=single)
     x, y = course.points(test)
     axes.plot(x, y, color=course.colour, linewidth=1.9, marker="o" if len(x) < 12 else None, markersize=4)
+    if len(course.runs) > 1:
+        axes.fill_between(*course.band(test), color=course.colour, alpha=0.18, linewidth=0)
 
 
 def _zoom(axes: Axes, courses: list[Course], column: str) -> None:
@@ -149,12 +214,13 @@ def _spread(axes: Axes, values: list[float]) -> list[float]:
 
 
 def _end_values(axes: Axes, courses: list[Course], column: str) -> None:
-    """The last value of each run beside its end."""
-    ends = sorted((y[-1], x[-1], course.colour) for course in courses for x, y in [course.points(column)] if y)
-    for (value, epoch, colour), up in zip(ends, _spread(axes, [end[0] for end in ends]), strict=True):
+    """The last value of each course beside its end."""
+    ends = [(y[-1], x[-1], course) for course in courses for x, y in [course.points(column)] if y]
+    ends.sort(key=lambda end: end[:2])
+    for (value, epoch, course), up in zip(ends, _spread(axes, [end[0] for end in ends]), strict=True):
         axes.annotate(
-            f"{value:.1f}", (epoch, value), (7, up), textcoords="offset points", va="center",
-            fontsize=9.5, color=colour, fontweight="bold", annotation_clip=False,
+            course.last(column), (epoch, value), (7, up), textcoords="offset points", va="center",
+            fontsize=9.5, color=course.colour, fontweight="bold", annotation_clip=False,
         )  # fmt: skip
 
 
@@ -185,5 +251,6 @@ def _legend(drawn: Figure, axes: Axes, courses: list[Course]) -> None:
         Line2D([], [], color=INK, linewidth=1.6, label="test"),
         Line2D([], [], color=INK, linewidth=1.4, linestyle=(0, (1, 1.6)), label="training"),
     ]
-    columns = len(handles) if len(handles) <= 5 else 4
+    widest = max(len(handle.get_label()) for handle in handles)
+    columns = max(1, min(len(handles) if len(handles) <= 5 else 4, int(drawn.get_figwidth() / (0.5 + 0.075 * widest))))
     drawn.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9.5)

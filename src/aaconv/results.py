@@ -6,7 +6,7 @@ A file is one run: "model", "top1", "top5" of the last epoch (percent; or "mAP",
 
 import json
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -55,7 +55,7 @@ class Experiment:
         if self.recipe is None:
             return None
         seed = f"--seed {self.seeds[0]}" if self.seeds else ""
-        return " ".join(filter(None, ["aaconv train", self.name, *_options(self.recipe, self.changes), seed]))
+        return " ".join(filter(None, ["aaconv train", self.name, *options_of(self.recipe, self.changes), seed]))
 
     @property
     def seeds(self) -> list[int]:
@@ -108,11 +108,32 @@ def changes_of(record: Record) -> dict[str, Any]:
     return {name: value for name, value in (record.get("overrides") or {}).items() if name not in NEUTRAL}
 
 
+def recipe_of(record: Record) -> recipes.Recipe:
+    """The recipe that a record is about."""
+    name, model = _name(record), recipes.Model(record["model"], record.get("options") or {})
+    if name in recipes.names():
+        recipe = recipes.get(name)
+    else:
+        data = record.get("data", record["dataset"])
+        recipe = recipes.Recipe(name, "", model, data, record.get("epochs", 1), batch=1)
+    known = {field.name for field in fields(recipe)} - {"name", "model", "evidence"}
+    changes = {key: value for key, value in (record.get("overrides") or {}).items() if key in known}
+    changes = {key: tuple(value) if isinstance(value, list) else value for key, value in changes.items()}
+    evidence = recipe.evidence if recipe.model == model else None
+    return replace(recipe, model=model, evidence=evidence, **changes | {"seed": record.get("seed", 0)})
+
+
+def told_apart(recipe: recipes.Recipe) -> str:
+    """The same text for recipes of one experiment, and another for all others."""
+    about = {name: value for name, value in asdict(recipe).items() if name not in NEUTRAL | {"summary"}}
+    return json.dumps(about, sort_keys=True)
+
+
 def _name(record: Record) -> str:
     return record.get("name", record["model"])
 
 
-def _options(recipe: recipes.Recipe, changes: dict[str, Any]) -> list[str]:
+def options_of(recipe: recipes.Recipe, changes: dict[str, Any]) -> list[str]:
     """The changes of a recipe as options of the command line."""
     words = []
     for name, value in changes.items():

@@ -197,11 +197,11 @@ def read_summary(run: str | Path) -> dict[str, Any]:
 
 def read_metrics(run: str | Path) -> list[Row]:
     """The rows of metrics.csv, as numbers; what was not measured is None."""
-    return _read_rows(Path(run) / METRICS)
+    return read_rows(Path(run) / METRICS)
 
 
 def read_speed(run: str | Path) -> list[Row]:
-    return _read_rows(Path(run) / SPEED)
+    return read_rows(Path(run) / SPEED)
 
 
 def write_rows(path: Path, rows: list[Row], columns: list[str]) -> None:
@@ -318,7 +318,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     return found
 
 
-def _read_rows(path: Path) -> list[Row]:
+def read_rows(path: Path) -> list[Row]:
+    """The rows of a CSV file of numbers."""
     try:
         with path.open(newline="") as file:
             return [{name: _number(value) for name, value in row.items()} for row in csv.DictReader(file)]

@@ -28,7 +28,12 @@ def add_commands(commands: Any) -> None:
     plot = add(
         commands, "plot", _plot, "draw the curves of runs, or a figure of the paper", "runs/demo-* -o curves.png"
     )
-    plot.add_argument("what", nargs="+", metavar="RUN|FIGURE", help=f"run folders, or one of {', '.join(PLOTS)}")
+    plot.add_argument(
+        "what",
+        nargs="+",
+        metavar="RUN|FIGURE",
+        help=f"run folders or recorded results (.json), of which seeds are averaged; or one of {', '.join(PLOTS)}",
+    )
     plot.add_argument("-o", "--output", metavar="FILE", help="a .png or .svg file; default: FIGURE.png or curves.png")
 
     data = add(commands, "data", None, "look at a data set: preview")
@@ -85,7 +90,7 @@ def _table(chosen: argparse.Namespace) -> None:
 
 
 def _plot(chosen: argparse.Namespace) -> None:
-    from ..curves import draw
+    from ..curves import draw, is_recorded
     from ..plots import save
     from ..run_folder import is_run
 
@@ -96,7 +101,7 @@ def _plot(chosen: argparse.Namespace) -> None:
         print(f"drew {save(first, chosen.output or f'{first}.png')}")
         return
     for place in chosen.what:
-        if not is_run(place):
+        if not is_run(place) and not is_recorded(place):
             raise ValueError(f"there is no run or figure {place!r}{nearest(place, list(PLOTS))}")
     print(f"drew {draw(chosen.what, chosen.output or 'curves.png')}")
 
