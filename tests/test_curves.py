@@ -69,10 +69,16 @@ def test_no_paper_no_line(tmp_path):
     assert not any("paper" in text.get_text() for text in accuracy.texts)
 
 
-def test_labels_neither_overlap_nor_leave_the_picture(table1):
-    figure = drawn(table1)
+@pytest.mark.parametrize("many", [False, True])
+def test_labels_neither_overlap_nor_leave_the_picture(table1, many, tmp_path):
+    start = [20.0 + 2 * i for i in range(30)]
+    others = [
+        write_course(tmp_path / f"more-{i}", "cifar100-small-aa", [*start, 78.3 - 8 * (i == 0)], epochs=31 + i)
+        for i in range(5 if many else 0)
+    ]
+    figure = drawn([*table1, *others])
     labels = [child for child in figure.axes[1].get_children() if isinstance(child, Annotation) and child.get_text()]
-    assert len(labels) == 6
+    assert len(labels) == 6 + len(others)
     boxes = [label.get_window_extent() for label in labels]
     for (one, box), (other, other_box) in itertools.combinations(zip(labels, boxes, strict=True), 2):
         assert not box.overlaps(other_box), (one.get_text(), other.get_text())
@@ -87,6 +93,11 @@ def test_kinds_have_their_colours_and_a_second_one_another(table1, tmp_path):
     colours = [course.colour for course in curves._read([*table1, again])]
     assert colours[:3] == [GREY, BLUE, RED]
     assert colours[3] not in colours[:3]
+
+
+def test_the_colour_of_a_kind_is_that_of_its_usual_network(tmp_path):
+    runs = [write_course(tmp_path / name, f"cifar100-small-{name}", [1.0, 2.0]) for name in ("aa-no-position", "aa")]
+    assert curves._read(runs)[1].colour == RED
 
 
 def test_runs_of_the_same_name_are_told_apart(table1, tmp_path):

@@ -129,13 +129,15 @@ def _title_of(recipe: Recipe, *, alone: bool) -> str:
 
 
 def _colours(found: list[Recipe]) -> list[str]:
-    """Attention is red, SE blue and convolutions grey, as in the paper's figures; a second one of a kind is another."""
-    others, used, colours = cycle(OTHERS), set(), []
-    for recipe in found:
-        colour = KINDS.get(recipe.model.name.partition("_")[0])
-        colours.append(next(others) if colour is None or colour in used else colour)
-        used.add(colours[-1])
-    return colours
+    """Attention is red, SE blue and convolutions grey, as in the paper's figures; a second one of a kind is another.
+
+    The first is one without options, if there is such a one.
+    """
+    others, colours = cycle(OTHERS), {}
+    for place in sorted(range(len(found)), key=lambda place: bool(found[place].model.options)):
+        colour = KINDS.get(found[place].model.name.partition("_")[0])
+        colours[place] = next(others) if colour is None or colour in colours.values() else colour
+    return [colours[place] for place in range(len(found))]
 
 
 def _labels(runs: list[Path]) -> list[str]:
@@ -171,6 +173,7 @@ def figure(courses: list[Course]) -> Figure:
 
 
 _PANEL_HEIGHT = 3.0  # inches, about
+_LINE = 12  # points, of a text
 _SMALL = {"ha": "right", "va": "top", "fontsize": 8.5, "color": GREY}
 
 
@@ -205,12 +208,20 @@ def _zoom(axes: Axes, courses: list[Course], column: str) -> None:
 def _spread(axes: Axes, values: list[float]) -> list[float]:
     """How many points each of some sorted values has to be moved up so that text beside them can be read."""
     low, high = axes.get_ylim()
-    unit = (high - low) / (_PANEL_HEIGHT * 72)  # of the axis, a point
-    below, moves = float("-inf"), []
-    for value in values:
-        below = max(value, below + 12 * unit)
-        moves.append((below - value) / unit)
-    return moves
+    points = [value * _PANEL_HEIGHT * 72 / (high - low) for value in values]
+    # Blocks of texts with no room between them, each around the middle of its values; those that meet become one.
+    blocks: list[list[float]] = []
+    for point in points:
+        blocks.append([point])
+        while len(blocks) > 1 and _edge(blocks[-2], 1) > _edge(blocks[-1], -1):
+            upper = blocks.pop()
+            blocks[-1] += upper
+    places = [_edge(block, -1) + _LINE * (index + 0.5) for block in blocks for index in range(len(block))]
+    return [place - point for place, point in zip(places, points, strict=True)]
+
+
+def _edge(block: list[float], side: int) -> float:
+    return mean(block) + side * _LINE * len(block) / 2
 
 
 def _end_values(axes: Axes, courses: list[Course], column: str) -> None:
