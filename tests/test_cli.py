@@ -208,7 +208,7 @@ def test_module_runs_and_a_closed_pipe_is_silent():
     done = subprocess.run(
         shell, shell=True, capture_output=True, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
     )
-    assert done.stdout == "[\n"
+    assert done.stdout == "{\n"
     assert done.stderr == ""
 
 

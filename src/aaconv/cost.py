@@ -339,15 +339,18 @@ def print_cost(name: str, size: tuple[int, int] | None = None, *, layers: bool =
 def print_models(pattern: str = "*", *, as_json: bool = False) -> None:
     """List the models of this package whose name fits `pattern`, with parameters and both counts."""
     names = _named(pattern)
+    weights = {name: timm.get_pretrained_cfg(name).description for name in names if timm.is_model_pretrained(name)}
     if as_json:
-        print(json.dumps([count_named(name).summary() for name in names], indent=2))
+        print(json.dumps([count_named(name).summary() | {"weights": weights.get(name)} for name in names], indent=2))
         return
-    table = _new_table("model", "size", "params", "GFlops (paper)", "GFlops (true)", "maps")
+    last = ["pretrained on"] if weights else []
+    table = _new_table("model", "size", "params", "GFlops (paper)", "GFlops (true)", "maps", *last)
     for name in names:
         cost = count_named(name)
         maps = readable_bytes(cost.map_bytes) if cost.map_bytes else "-"
         gflops = (f"{cost.gflops:.3f}", f"{cost.true_gflops:.3f}")
-        table.add_row(name, "{} x {}".format(*cost.size), f"{cost.params:,}", *gflops, maps)
+        about = [weights.get(name, "")] if weights else []
+        table.add_row(name, "{} x {}".format(*cost.size), f"{cost.params:,}", *gflops, maps, *about)
     console().print(table)
 
 

@@ -85,18 +85,23 @@ def evaluate(
         loaded = load_model(source, weights=weights, pretrained=pretrained, num_classes=classes, device=where)
     if limit is not None:
         dataset = dataset.take(min(limit, len(dataset)))
+    fresh = loaded.recipe is None and not (pretrained or weights)
+    found = judge(loaded, dataset, batch=batch, device=where)
+    return replace(found, source=f"{source} with untrained weights") if fresh else found
+
+
+def judge(loaded: Loaded, dataset: Dataset, *, batch: int | None = None, device: torch.device) -> Evaluation:
+    """Test a classifier, which is on the device, on all images of a data set."""
     _check_classes(loaded, dataset)
     dataset = replace(dataset, mean=loaded.mean, std=loaded.std)
     loader = make_loader(
-        dataset, batch or BATCH, train=False, size=loaded.size, workers=min(WORKERS, cores()), device=where
+        dataset, batch or BATCH, train=False, size=loaded.size, workers=min(WORKERS, cores()), device=device
     )
-    with precision(loaded.recipe, where):
+    with precision(loaded.recipe, device):
         counts = count(loaded.model, loader.batches(), len(dataset.classes))
     names = [class_title(name) for name in loaded.classes or dataset.classes]
     number = int(counts.sums[0])
-    fresh = loaded.recipe is None and not (pretrained or weights)
-    named = f"{source} with untrained weights" if fresh else str(source)
-    return Evaluation(named, dataset.name, number, counts.metrics(), confusions(counts.confusion, names))
+    return Evaluation(loaded.source, dataset.name, number, counts.metrics(), confusions(counts.confusion, names))
 
 
 def precision(recipe: Recipe | None, device: torch.device) -> AbstractContextManager:
@@ -159,8 +164,9 @@ def _own_data(loaded: Loaded, data_dir: str | Path | None) -> Dataset:
 
 
 def _check_classes(loaded: Loaded, dataset: Dataset) -> None:
-    known = loaded.classes
-    if loaded.recipe is not None and known is not None and tuple(known) != tuple(dataset.classes):
+    # timm's names for ImageNet's classes are not those of its folders.
+    known = loaded.classes if loaded.recipe is not None or loaded.metrics is not None else None
+    if known is not None and tuple(known) != tuple(dataset.classes):
         strange = (
             sorted(set(dataset.classes) - set(known)) or sorted(set(known) - set(dataset.classes)) or ["another order"]
         )

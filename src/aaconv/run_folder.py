@@ -26,7 +26,8 @@ from . import recipes
 from .benchmark.report import environment
 from .doctor import version_of
 from .files import replacing
-from .models import create_model
+from .models import check_pretrained, create_model
+from .models._weights import facts_of as facts_of_weights
 from .recipes.recipe import Recipe
 from .results import changes_of
 from .training.checkpoint import Tensors, encode, read_weights, write_file
@@ -135,6 +136,8 @@ def _load_named(
     num_classes: int | None,
     device: torch.device | str,
 ) -> Loaded:
+    if pretrained:
+        check_pretrained(name)
     try:
         model = create_model(name, pretrained=pretrained, num_classes=num_classes, **options)
     except TypeError as error:
@@ -146,20 +149,25 @@ def _load_named(
             raise ValueError(f"weights {weights!r} belong to a run folder; of a model name a file of weights")
         fill(model, Path(weights))
     known = model.pretrained_cfg
-    # Only ImageNet's own thousand classes have names there.
-    imagenet = pretrained and num_classes is None and model.num_classes == 1000
-    classes = tuple(ImageNetInfo().label_descriptions()) if imagenet else None
+    own_head = pretrained and num_classes is None
     return Loaded(
         model=model.to(device).eval(),
         recipe=None,
-        classes=classes,
+        classes=_class_names(known) if own_head else None,
         mean=tuple(known["mean"]),
         std=tuple(known["std"]),
         size=options.get("img_size", known["input_size"][-1]),
         task="classify",
         source=name,
-        metrics=None,
+        metrics=facts_of_weights(known) if own_head and weights is None else None,
     )
+
+
+def _class_names(known: dict[str, Any]) -> tuple[str, ...] | None:
+    """What the weights of a name tell apart; timm has names for ImageNet's own thousand classes."""
+    if known.get("label_names"):
+        return tuple(known["label_names"])
+    return tuple(ImageNetInfo().label_descriptions()) if known["num_classes"] == 1000 else None
 
 
 def fill(model: nn.Module, path: Path) -> None:

@@ -58,15 +58,16 @@ def _add_export(commands: Any) -> None:
         commands,
         "export",
         _export,
-        "write a network as ONNX or as a torch.export program, and check the file by running it",
+        "write a network as ONNX, as a torch.export program or as weights to ship, and check the file by running it",
         "runs/demo-aa -o model.onnx",
     )
     export.add_argument("source", metavar="RUN|MODEL", help=SOURCE)
-    export.add_argument("-o", "--output", required=True, metavar="FILE", help="a .onnx or .pt2 file")
+    export.add_argument("-o", "--output", required=True, metavar="FILE", help="a .onnx, .pt2 or .safetensors file")
     export.add_argument("--size", type=positive, metavar="N", help="images of N x N; default: the network's own")
     export.add_argument("--opset", type=positive, metavar="N", help="ONNX operators of this version, default: 18")
     export.add_argument("--raw", action="store_true", help="detection: class and box outputs without post-processing")
     export.add_argument("--fixed", action="store_true", help="this height and width only; the batch stays free")
+    export.add_argument("--data-dir", metavar="DIR", help=".safetensors: where the data lie that it is evaluated on")
     _add_weights(export)
 
 
@@ -105,7 +106,7 @@ def _add_convert(commands: Any) -> None:
 
 def _add_weights(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", metavar="WHICH", help="of a run: last, best or ema; or a file of weights")
-    parser.add_argument("--pretrained", action="store_true", help="of a model's name: with timm's weights")
+    parser.add_argument("--pretrained", action="store_true", help="of a model's name: with its own weights, ours or timm's")
 
 
 def position(text: str) -> tuple[float, float]:
@@ -138,8 +139,13 @@ def _report(chosen: argparse.Namespace) -> None:
 
 
 def _export(chosen: argparse.Namespace) -> None:
+    if chosen.output.endswith(".safetensors"):
+        _export_weights(chosen)
+        return
     from ..export import export
 
+    if chosen.data_dir is not None:
+        raise ValueError("--data-dir belongs to .safetensors files: others are run on random images")
     export(
         chosen.source,
         chosen.output,
@@ -150,6 +156,15 @@ def _export(chosen: argparse.Namespace) -> None:
         weights=chosen.weights,
         pretrained=chosen.pretrained,
     )
+
+
+def _export_weights(chosen: argparse.Namespace) -> None:
+    from ..ship import export_weights
+
+    for option in ("size", "opset", "raw", "fixed", "pretrained"):
+        if getattr(chosen, option):
+            raise ValueError(f"--{option} is not for .safetensors files, which hold the weights of a run; leave it out")
+    export_weights(chosen.source, chosen.output, weights=chosen.weights, data_dir=chosen.data_dir)
 
 
 def _push(chosen: argparse.Namespace) -> None:

@@ -53,7 +53,7 @@ def _add_train(commands: Any) -> None:
 def _add_source(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("source", metavar="RUN|MODEL", help="a run folder, or a model by name")
     parser.add_argument("--weights", metavar="WHICH", help="of a run: last, best or ema; or a .safetensors file")
-    parser.add_argument("--pretrained", action="store_true", help="of a model: with timm's weights")
+    parser.add_argument("--pretrained", action="store_true", help="of a model: with its own weights, ours or timm's")
     parser.add_argument("--device", metavar="DEVICE", help="cuda, cuda:1 or cpu; default: a GPU if there is one")
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -130,7 +130,7 @@ def _facts(loaded: Loaded, trained: bool) -> list[str]:
         data = loaded.recipe.data.rstrip("/").rpartition("/")[2]  # pages are sent around: no local folders
         facts = [loaded.recipe.model.name, f"trained on {data}", *facts]
     elif trained:
-        facts.append("trained weights")
+        facts.append("trained weights" if loaded.metrics is None else f"trained on {loaded.metrics['data']}")
     metrics = loaded.metrics or {}
     for key, text in (("top1", "{:.1f} % top-1"), ("mAP", "{:.1f} mAP")):
         if isinstance(metrics.get(key), int | float):

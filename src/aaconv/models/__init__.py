@@ -52,5 +52,14 @@ def check_name(name: str) -> None:
         raise ValueError(f"{architecture} has no weights called {tag!r}; leave out .{tag}") from None
 
 
+def check_pretrained(name: str) -> None:
+    """A ValueError where there are no weights of that name; what has a ":" is not looked for here."""
+    check_name(name)
+    if ":" not in name and not timm.is_model_pretrained(name):
+        ours = [other for other in list_models() if timm.is_model_pretrained(other)]
+        hint = f" (these have: {', '.join(ours)})" if ours else ""
+        raise ValueError(f"{name} has no pretrained weights{hint}; name a run, or a file of weights with --weights")
+
+
 def _last(module: Any) -> str:
     return module.__name__.rpartition(".")[2]

@@ -12,6 +12,7 @@ from torch import nn
 from ..augment import augment
 from ..gates import GATES
 from ..layer import AAConv2d
+from ._weights import shipped
 
 # The first word of a name, and what it means.
 KINDS = {
@@ -80,7 +81,7 @@ def imagenet_cfgs(names: Iterable[str], **network: str) -> Any:
         "mean": IMAGENET_DEFAULT_MEAN,
         "std": IMAGENET_DEFAULT_STD,
     }
-    return generate_default_cfgs({name: common | network for name in names})
+    return _cfgs(names, common | network)
 
 
 def small_image_cfgs(names: Iterable[str], **network: Any) -> Any:
@@ -91,7 +92,16 @@ def small_image_cfgs(names: Iterable[str], **network: Any) -> Any:
         "crop_pct": 1.0,
         "interpolation": "bilinear",
     }
-    return generate_default_cfgs({name: common | network for name in names})
+    return _cfgs(names, common | network)
+
+
+def _cfgs(names: Iterable[str], common: dict[str, Any]) -> Any:
+    """With the weights that come with the package, for the names that have some."""
+    found: dict[str, dict[str, Any]] = {}
+    for name in names:
+        tagged = {key: cfg for key, cfg in shipped().items() if key.partition(".")[0] == name}
+        found |= {key: common | cfg for key, cfg in tagged.items()} or {name: common}
+    return generate_default_cfgs(found)
 
 
 def entry_point(

@@ -1,0 +1,48 @@
+"""Weights that come with the package: `timm.create_model("aa_wrn16_4", pretrained=True)` without a network.
+
+weights/NAME.TAG.safetensors   matrices in half precision; they become float32 where the network is
+weights/NAME.TAG.json          what they are: data, accuracy, recipe, commit, classes, statistics of the images
+
+`aaconv export RUN -o src/aaconv/weights/NAME.TAG.safetensors --data-dir DIR` writes both.
+"""
+
+import json
+from collections.abc import Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parents[1] / "weights"
+OF_TIMM = ("num_classes", "input_size", "mean", "std", "crop_pct", "label_names")
+"""What timm's pretrained_cfg takes over as it is."""
+
+
+@cache
+def shipped(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
+    """NAME.TAG -> timm's pretrained_cfg of every file of weights in the folder."""
+    files = sorted(folder.glob("*.safetensors"))
+    return {file.name.removesuffix(file.suffix): _cfg(file) for file in files}
+
+
+def _cfg(file: Path) -> dict[str, Any]:
+    facts = read_facts(file)
+    as_tuples = {name: tuple(facts[name]) if isinstance(facts[name], list) else facts[name] for name in OF_TIMM}
+    trained = f"{facts['recipe']}, seed {facts['seed']}, {facts['epochs']} epochs, commit {facts['commit']}"
+    return as_tuples | {
+        "file": str(file),
+        "description": f"{facts['data']}: top-1 {facts['top1']:.2f} %, top-5 {facts['top5']:.2f} %",
+        "notes": (f"data {facts['data']}", f"recipe {trained}"),
+        "license": "apache-2.0",
+        "paper_ids": "arXiv:1904.09925",
+    }
+
+
+def read_facts(file: Path) -> dict[str, Any]:
+    """The JSON beside a file of weights."""
+    return json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
+
+
+def facts_of(cfg: Mapping[str, Any]) -> dict[str, Any] | None:
+    """What is known about the weights of a pretrained_cfg; None where they did not come with this package."""
+    file = cfg.get("file")
+    return read_facts(Path(file)) if file and Path(file).parent == FOLDER else None

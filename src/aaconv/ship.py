@@ -1,0 +1,116 @@
+"""The weights of a run as they come with the package: `aaconv export RUN -o weights/NAME.TAG.safetensors`.
+
+Matrices are written in half precision, statistics and biases as they are. What is written is then evaluated on all test
+images in float32, as `aaconv eval NAME --pretrained` will do it, and kept with these figures beside it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from torch import Tensor
+
+from .data import open_dataset
+from .evaluate import Evaluation, judge
+from .files import check_writable, replacing
+from .machine import pick_device
+from .run_folder import (
+    RECIPE,
+    Loaded,
+    fill,
+    is_run,
+    load_model,
+    overrides_of,
+    read_config,
+    read_environment,
+    write_json,
+    write_weights,
+)
+
+ENDING = ".safetensors"
+
+
+def export_weights(
+    source: str | Path,
+    path: str | Path,
+    *,
+    weights: str | None = None,
+    data_dir: str | Path | None = None,
+    device: str | None = None,
+    say: Callable[[str], None] = print,
+) -> dict[str, Any]:
+    """Write the weights of a run and, beside them, a JSON file of what they are; that is returned, too."""
+    path = Path(path)
+    if not is_run(source):
+        raise ValueError(f"{source} is no run folder, it has no {RECIPE}: {ENDING} files are made of runs")
+    loaded = load_model(source, weights=weights)
+    _check(loaded, path)
+    for file in (path, path.with_suffix(".json")):
+        check_writable(file)
+    recipe, where = loaded.recipe, pick_device(device)
+    dataset = open_dataset(recipe.data, data_dir or recipe.data_dir, "test")
+    with replacing(path) as draft:
+        write_weights(draft, in_half(loaded.model.state_dict()))
+        fill(loaded.model, draft)
+        loaded = replace(
+            loaded, model=loaded.model.to(where), recipe=None
+        )  # without it float32, wherever it was trained
+        say(f"evaluating the file on {len(dataset):,} images of {dataset.name}")
+        found = judge(loaded, dataset, device=where)
+        data = draft.read_bytes()
+    facts = _facts(Path(source), recipe, found) | {"sha256": hashlib.sha256(data).hexdigest()}
+    write_json(path.with_suffix(".json"), facts)
+    say(f"wrote {path}: {len(data) / 1e6:.1f} MB, top-1 {facts['top1']:.2f} %, top-5 {facts['top5']:.2f} %")
+    return facts
+
+
+def in_half(state: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Matrices as float16; what has one dimension or is no float, statistics above all, stays as it is."""
+    half = {name: one.half() if one.dim() > 1 and one.is_floating_point() else one for name, one in state.items()}
+    for name, one in half.items():
+        if one.dtype == torch.float16 and not bool(one.isfinite().all()):
+            raise ValueError(f"{name} has values that half precision cannot hold")
+    return half
+
+
+def _check(loaded: Loaded, path: Path) -> None:
+    """A ValueError where `timm.create_model(NAME, pretrained=True)` could not use the file."""
+    recipe = loaded.recipe
+    name = recipe.model.name
+    if recipe.task != "classify":
+        raise ValueError(f"{loaded.source} is the run of a detector; {ENDING} files are made of classifiers")
+    own, _, tag = path.name.removesuffix(ENDING).partition(".")
+    if own != name or not tag or "." in tag:
+        raise ValueError(
+            f"the file must be called {name}.TAG{ENDING}, such as {name}.{recipe.data}{ENDING}, got {path.name}"
+        )
+    if options := {key: value for key, value in recipe.model.options.items() if key != "backend"}:
+        raise ValueError(f"{name} is built without options, the network of {loaded.source} with {options}")
+    usual = timm.get_pretrained_cfg(name).input_size[-1]
+    if loaded.size != usual:
+        raise ValueError(f"{name} is made for images of {usual} pixels, {loaded.source} was trained on {loaded.size}")
+
+
+def _facts(run: Path, recipe: Any, found: Evaluation) -> dict[str, Any]:
+    config, environment = read_config(run), read_environment(run)
+    hidden = {"data_dir", "seed", "workers"}
+    return {
+        "architecture": config["architecture"],
+        "data": found.data,
+        "images": found.images,
+        **found.metrics,
+        "recipe": recipe.name,
+        "overrides": {name: value for name, value in overrides_of(recipe).items() if name not in hidden},
+        "seed": recipe.seed,
+        "epochs": recipe.epochs,
+        "commit": environment.get("commit"),
+        "device": environment.get("device"),
+        **{name: config["pretrained_cfg"][name] for name in ("input_size", "mean", "std", "num_classes", "crop_pct")},
+        "label_names": config["label_names"],
+    }

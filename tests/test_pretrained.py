@@ -1,0 +1,278 @@
+"""Weights inside the package: made of a run by export, and used by a copy of the package without a network."""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from fnmatch import fnmatch
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+from safetensors.torch import load_file
+from tiny_runs import train_tiny
+
+import aaconv
+from aaconv.cli import main
+from aaconv.data import open_dataset
+from aaconv.evaluate import evaluate
+from aaconv.models import _weights, create_model
+from aaconv.run_folder import load_model, write_json, write_weights
+from aaconv.ship import in_half
+
+PACKAGE = Path(aaconv.__file__).parent
+DATA = Path(__file__).parents[2] / "shared" / "data" / "cifar100"
+THINGS = [f"thing_{number}" for number in range(100)]
+
+# Run by the copy: what each command prints, and what timm makes of the weights.
+SCRIPT = """
+import contextlib, io, json, socket, sys
+from pathlib import Path
+
+def no_network(*arguments):
+    raise OSError("there is no network")
+socket.socket.connect = no_network
+
+import timm, torch
+import aaconv
+from aaconv.cli import main
+from safetensors.torch import load_file
+
+def run(*words):
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        code = main(list(words))
+    return [code, out.getvalue(), err.getvalue()]
+
+file = load_file(Path(aaconv.__file__).parent / "weights" / "aa_wrn16_4.cifar100.safetensors")
+def differences(model, leave_out=()):
+    state = model.state_dict()
+    return sorted(name for name, one in state.items() if name not in file or not torch.equal(one, file[name].to(one)))
+
+create = timm.create_model
+model, tagged = create("aa_wrn16_4", pretrained=True), create("aa_wrn16_4.cifar100", pretrained=True)
+seven, grey = create("aa_wrn16_4", pretrained=True, num_classes=7), create("aa_wrn16_4", pretrained=True, in_chans=1)
+features = create("aa_wrn16_4", pretrained=True, features_only=True, out_indices=(1, 3))
+found = {
+    "package": aaconv.__file__,
+    "listed": timm.list_pretrained("aa_*"),
+    "dtypes": sorted({str(one.dtype) for one in model.state_dict().values()}),
+    "usual": differences(model), "tagged": differences(tagged), "seven": differences(seven), "grey": differences(grey),
+    "classifier": list(seven.get_classifier().weight.shape),
+    "grey_error": float((grey.conv1.weight - file["conv1.weight"].float().sum(1, keepdim=True)).abs().max()),
+    "features": [list(one.shape) for one in features(torch.randn(2, 3, 32, 32))],
+    "feature_error": float((features.model.conv1.weight - file["conv1.weight"].float()).abs().max()),
+    "cfg": model.pretrained_cfg,
+    "larger": list(create("aa_wrn16_4", pretrained=True, img_size=48)(torch.randn(1, 3, 48, 48)).shape),
+    "commands": {" ".join(words): run(*words) for words in json.loads(sys.argv[1])},
+}
+print(json.dumps(found))
+"""
+COMMANDS = {
+    "eval": "eval aa_small --pretrained --data shapes --device cpu",
+    "predict": "predict aa_wrn16_4 --pretrained photo.png --top 2",
+    "explore": "explore aa_wrn16_4 --pretrained photo.png -o page.html",
+    "models": "models aa_wrn",
+    "models json": "models aa_wrn16_4 --json",
+    "none": "predict aa_wrn28_10 --pretrained photo.png",
+    "other data": "eval aa_wrn16_4 --pretrained --data shapes",
+}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return train_tiny(tmp_path_factory.mktemp("runs") / "tiny", "demo-aa", train_limit=320)
+
+
+@pytest.fixture(scope="module")
+def folder(run, tmp_path_factory):
+    """A copy of the package with weights in it: of a run on shapes, and random ones under the name of CIFAR-100."""
+    place = tmp_path_factory.mktemp("site")
+    weights = place / "aaconv" / "weights"
+    shutil.copytree(PACKAGE, place / "aaconv", ignore=shutil.ignore_patterns("__pycache__", "weights"))
+    weights.mkdir()
+    assert main(["export", str(run), "-o", str(weights / "aa_small.shapes.safetensors")]) == 0
+    facts = json.loads((weights / "aa_small.shapes.json").read_text())
+    facts |= {"architecture": "aa_wrn16_4", "data": "cifar100", "top1": 72.375, "top5": 91.5, "num_classes": 100}
+    write_json(weights / "aa_wrn16_4.cifar100.json", facts | {"label_names": THINGS})
+    write_weights(weights / "aa_wrn16_4.cifar100.safetensors", in_half(create_model("aa_wrn16_4").state_dict()))
+    return place
+
+
+@pytest.fixture(scope="module")
+def used(folder):
+    """What the copy says, in a process of its own."""
+    from PIL import Image
+
+    Image.new("RGB", (40, 32), (90, 160, 40)).save(folder / "photo.png")
+    environment = os.environ | {"PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1"}
+    words = json.dumps([command.split() for command in COMMANDS.values()])
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert Path(found["package"]).is_relative_to(folder)
+    return found
+
+
+@pytest.fixture
+def said(used):
+    return lambda name: used["commands"][COMMANDS[name]]
+
+
+def test_timm_creates_the_network_with_its_weights(used):
+    assert used["listed"] == ["aa_small.shapes", "aa_wrn16_4.cifar100"]
+    assert used["usual"] == used["tagged"] == []
+    assert used["dtypes"] == ["torch.float32", "torch.int64"]
+
+
+def test_another_head_other_channels_and_features_as_timm_does_them(used):
+    assert used["seven"] == ["fc.bias", "fc.weight"]
+    assert used["classifier"] == [7, 256]
+    assert used["grey"] == ["conv1.weight"]
+    assert used["grey_error"] < 1e-2
+    assert used["features"] == [[2, 64, 32, 32], [2, 256, 8, 8]]
+    assert used["feature_error"] == 0
+    assert used["larger"] == [1, 100]
+
+
+def test_the_configuration_says_what_the_weights_are(used):
+    cfg = used["cfg"]
+    assert (cfg["input_size"], cfg["num_classes"], cfg["tag"]) == ([3, 32, 32], 100, "cifar100")
+    assert (cfg["label_names"], cfg["crop_pct"]) == (THINGS, 1.0)
+    assert cfg["description"].startswith("cifar100: top-1 72.3")
+    assert re.search(r"recipe demo-aa, seed 0, 1 epochs, commit \w+", " ".join(cfg["notes"]))
+
+
+def test_eval_gives_the_accuracy_that_was_written_down(folder, said):
+    facts = json.loads((folder / "aaconv/weights/aa_small.shapes.json").read_text())
+    code, out, _ = said("eval")
+    assert code == 0
+    assert f"top-1 {facts['top1']:.2f} %" in out
+    assert "aa_small on 5,000 images of shapes" in out
+    assert facts["images"] == 5000
+
+
+def test_predict_names_the_classes(said):
+    code, out, err = said("predict")
+    assert (code, err) == (0, "")
+    assert len(re.findall(r"^ +[\d.]+ %  thing \d+$", out, re.MULTILINE)) == 2
+
+
+def test_a_page_names_the_classes_and_the_data(folder, said):
+    assert said("explore")[0] == 0
+    page = (folder / "page.html").read_text()
+    assert "trained on cifar100" in page
+    assert "72.4 % top-1" in page
+    assert re.search(r"thing \d", page)
+
+
+def test_models_marks_the_names_that_have_weights(said):
+    lines = {line.split()[0]: line.rstrip() for line in said("models")[1].splitlines()}
+    assert lines["aa_wrn16_4"].endswith("cifar100: top-1 72.38 %, top-5 91.50 %")
+    assert "top-1" not in lines["aa_wrn28_10"]
+    assert json.loads(said("models json")[1])[0]["weights"].startswith("cifar100: top-1")
+
+
+def test_no_weights_and_other_classes_are_told_in_a_line(said):
+    code, _, err = said("none")
+    assert code == 2
+    assert err == (
+        "aaconv: error: aa_wrn28_10 has no pretrained weights (these have: aa_wrn16_4, aa_small); "
+        "name a run, or a file of weights with --weights\n"
+    )
+    code, _, err = said("other data")
+    assert code == 2
+    assert "knows 100 classes, shapes has 2" in err
+
+
+# The file
+
+
+def test_the_file_is_in_half_precision_and_evaluated(run, folder):
+    path = folder / "aaconv/weights/aa_small.shapes.safetensors"
+    facts, file = json.loads(path.with_suffix(".json").read_text()), load_file(path)
+    whole = load_model(run).model.state_dict()
+    assert file.keys() == whole.keys()
+    for name, one in file.items():
+        matrix = one.dim() > 1
+        assert one.dtype == (torch.float16 if matrix else whole[name].dtype)
+        torch.testing.assert_close(one.to(whole[name]), whole[name], rtol=1e-3 if matrix else 0, atol=1e-4 * matrix)
+    found = evaluate(run, weights=str(path), data="shapes", device="cpu")
+    assert {name: facts[name] for name in found.metrics} == found.metrics
+    assert facts["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert (facts["recipe"], facts["epochs"], facts["label_names"]) == (
+        "demo-aa",
+        1,
+        list(open_dataset("shapes").classes),
+    )
+    assert "data_dir" not in facts["overrides"]
+
+
+def test_numbers_that_half_precision_cannot_hold_are_refused():
+    with pytest.raises(ValueError, match="fc has values"):
+        in_half({"fc": torch.full((2, 2), 1e6)})
+    assert in_half({"variance": torch.full((2,), 1e6)})["variance"].dtype == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "told"),
+    [
+        ("model.safetensors", [], "must be called aa_small.TAG.safetensors"),
+        ("plain_small.shapes.safetensors", [], "must be called aa_small.TAG.safetensors"),
+        ("aa_small.shapes.safetensors", ["--opset", "18"], "--opset is not for .safetensors"),
+        ("none/aa_small.shapes.safetensors", [], "there is no folder"),
+        ("model.onnx", ["--data-dir", "data"], "--data-dir belongs to .safetensors"),
+    ],
+)
+def test_what_cannot_be_shipped_is_told_in_a_line(name, options, told, run, tmp_path, capsys):
+    assert main(["export", str(run), "-o", str(tmp_path / name), *options]) == 2
+    assert told in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_network_with_options_cannot_be_shipped(tmp_path, capsys):
+    run = train_tiny(tmp_path / "run", "demo-aa", train_limit=16, eval_limit=16, model_options={"num_heads": 2})
+    assert main(["export", str(run), "-o", str(tmp_path / "aa_small.shapes.safetensors")]) == 2
+    assert "built without options" in capsys.readouterr().err
+    assert main(["export", "aa_small", "-o", str(tmp_path / "aa_small.shapes.safetensors")]) == 2
+    assert "is no run folder" in capsys.readouterr().err
+
+
+# What is really there
+
+
+def test_the_weights_are_installed_with_the_package():
+    project = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text())
+    patterns = project["tool"]["setuptools"]["package-data"]["aaconv"]
+    for name in ("weights/aa_wrn16_4.cifar100.safetensors", "weights/aa_wrn16_4.cifar100.json"):
+        assert any(fnmatch(name, pattern) for pattern in patterns), name
+
+
+def test_every_file_that_is_shipped_is_what_its_facts_say():
+    for key, cfg in _weights.shipped().items():
+        file = Path(cfg["file"])
+        facts = _weights.read_facts(file)
+        assert facts["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest(), key
+        assert file.stat().st_size < 8e6, key
+        assert timm.is_model_pretrained(key)
+        model = timm.create_model(key, pretrained=True)
+        assert model.num_classes == facts["num_classes"] == len(facts["label_names"])
+
+
+def test_the_network_of_cifar100_is_as_good_as_it_says(tmp_path):
+    if "aa_wrn16_4.cifar100" not in _weights.shipped():
+        pytest.skip("no weights of aa_wrn16_4 in the package")
+    if not (DATA / "unpack.py").exists():
+        pytest.skip(f"no CIFAR-100 in {DATA}")
+    subprocess.run([sys.executable, DATA / "unpack.py", tmp_path], check=True, capture_output=True)
+    # All 10,000 images take minutes: `aaconv eval aa_wrn16_4 --pretrained --data cifar100` gives the very digits.
+    found = evaluate("aa_wrn16_4", pretrained=True, data="cifar100", data_dir=tmp_path, limit=100, device="cpu")
+    wanted = _weights.read_facts(Path(_weights.shipped()["aa_wrn16_4.cifar100"]["file"]))["top1"]
+    assert abs(found.metrics["top1"] - wanted) < 16  # 3.5 standard deviations of 100 images
