@@ -106,7 +106,9 @@ def _add_convert(commands: Any) -> None:
 
 def _add_weights(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--weights", metavar="WHICH", help="of a run: last, best or ema; or a file of weights")
-    parser.add_argument("--pretrained", action="store_true", help="of a model's name: with its own weights, ours or timm's")
+    parser.add_argument(
+        "--pretrained", action="store_true", help="of a model's name: with its own weights, ours or timm's"
+    )
 
 
 def position(text: str) -> tuple[float, float]:
