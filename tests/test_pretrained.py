@@ -215,6 +215,12 @@ def test_the_file_is_in_half_precision_and_evaluated(run, folder):
     assert "data_dir" not in facts["overrides"]
 
 
+def test_files_that_are_being_written_are_not_taken_for_weights(tmp_path):
+    for name in (".aa_small.shapes.17.safetensors", "aa_small.shapes.safetensors"):
+        (tmp_path / name).write_bytes(b"")
+    assert _weights.shipped(tmp_path) == _weights.shipped(tmp_path / "none") == {}
+
+
 def test_numbers_that_half_precision_cannot_hold_are_refused():
     with pytest.raises(ValueError, match="fc has values"):
         in_half({"fc": torch.full((2, 2), 1e6)})
@@ -237,10 +243,13 @@ def test_what_cannot_be_shipped_is_told_in_a_line(name, options, told, run, tmp_
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_network_with_options_cannot_be_shipped(tmp_path, capsys):
+def test_neither_options_nor_half_a_run_can_be_shipped(tmp_path, capsys):
     run = train_tiny(tmp_path / "run", "demo-aa", train_limit=16, eval_limit=16, model_options={"num_heads": 2})
     assert main(["export", str(run), "-o", str(tmp_path / "aa_small.shapes.safetensors")]) == 2
     assert "built without options" in capsys.readouterr().err
+    (run / "summary.json").unlink()
+    assert main(["export", str(run), "-o", str(tmp_path / "aa_small.shapes.safetensors")]) == 2
+    assert "is not finished" in capsys.readouterr().err
     assert main(["export", "aa_small", "-o", str(tmp_path / "aa_small.shapes.safetensors")]) == 2
     assert "is no run folder" in capsys.readouterr().err
 

@@ -88,11 +88,11 @@ def is_recorded(place: str | Path) -> bool:
 def _read(runs: Sequence[str | Path]) -> list[Course]:
     """A course an experiment, in the order of their first runs; a seed that is there twice keeps its runs apart."""
     groups: dict[str, list[tuple[str | None, Recipe, Rows]]] = {}
-    for run, label in zip(map(Path, runs), _labels([Path(run) for run in runs]), strict=True):
+    for run, folder in zip(map(Path, runs), _labels([Path(run) for run in runs]), strict=True):
         recipe, rows = _of_record(run) if is_recorded(run) else _of_run(run)
         if not rows:
             raise ValueError(f"{run} has no finished epoch yet: there is nothing to draw")
-        label = None if is_recorded(run) else label
+        label = None if is_recorded(run) else folder
         groups.setdefault(results.told_apart(recipe), []).append((label, recipe, rows))
     courses: list[tuple[str, Recipe, list[Rows]]] = []
     names = [group[0][1].name for group in groups.values()]
@@ -141,8 +141,8 @@ def _colours(found: list[Recipe]) -> list[str]:
 
 
 def _labels(runs: list[Path]) -> list[str]:
-    """The names of folders and records, with as much of the way to them as tells them apart."""
-    paths = [run.resolve() if is_run(run) else run.resolve().with_suffix("") for run in runs]
+    """The folders' names, with as much of the way to them as tells them apart."""
+    paths = [run.resolve() for run in runs]
     names = [path.name for path in paths]
     if len(set(names)) == len(names):
         return names

@@ -14,7 +14,9 @@ from typing import Any
 from . import recipes
 
 RESULTS = "results"
-NEUTRAL = {"seed", "data_dir", "workers", "max_unreadable", "checkpoint_every", "keep", "eval_every", "evidence"}
+NEUTRAL = {
+    *("seed", "data_dir", "workers", "max_unreadable", "compile", "checkpoint_every", "keep", "eval_every", "evidence")
+}
 """Fields of a recipe that do not make another experiment of it."""
 
 Record = dict[str, Any]
@@ -63,12 +65,12 @@ class Experiment:
 
 
 def read(folder: str | Path = RESULTS) -> list[Record]:
-    """Every record below a folder, with its "dataset" and its "path"; other JSON files are left out."""
+    """Every record below a folder, with its "dataset"; other JSON files are left out."""
     found = []
     for path in sorted(Path(folder).glob("*/*.json")):
         record = read_json(path)
         if isinstance(record, dict) and "model" in record:
-            found.append({"dataset": path.parent.name} | record | {"path": path})
+            found.append({"dataset": path.parent.name} | record)
     return found
 
 

@@ -24,6 +24,7 @@ from .run_folder import (
     RECIPE,
     Loaded,
     fill,
+    is_finished,
     is_run,
     load_model,
     overrides_of,
@@ -49,6 +50,8 @@ def export_weights(
     path = Path(path)
     if not is_run(source):
         raise ValueError(f"{source} is no run folder, it has no {RECIPE}: {ENDING} files are made of runs")
+    if not is_finished(source):
+        raise ValueError(f"{source} is not finished; go on with it: aaconv train --resume {source}")
     loaded = load_model(source, weights=weights)
     _check(loaded, path)
     for file in (path, path.with_suffix(".json")):
@@ -58,9 +61,8 @@ def export_weights(
     with replacing(path) as draft:
         write_weights(draft, in_half(loaded.model.state_dict()))
         fill(loaded.model, draft)
-        loaded = replace(
-            loaded, model=loaded.model.to(where), recipe=None
-        )  # without it float32, wherever it was trained
+        # Without its recipe: in float32, whatever it was trained in.
+        loaded = replace(loaded, model=loaded.model.to(where), recipe=None)
         say(f"evaluating the file on {len(dataset):,} images of {dataset.name}")
         found = judge(loaded, dataset, device=where)
         data = draft.read_bytes()
@@ -87,9 +89,7 @@ def _check(loaded: Loaded, path: Path) -> None:
         raise ValueError(f"{loaded.source} is the run of a detector; {ENDING} files are made of classifiers")
     own, _, tag = path.name.removesuffix(ENDING).partition(".")
     if own != name or not tag or "." in tag:
-        raise ValueError(
-            f"the file must be called {name}.TAG{ENDING}, such as {name}.{recipe.data}{ENDING}, got {path.name}"
-        )
+        raise ValueError(f"the file must be called {name}.TAG{ENDING}, TAG being the data, got {path.name!r}")
     if options := {key: value for key, value in recipe.model.options.items() if key != "backend"}:
         raise ValueError(f"{name} is built without options, the network of {loaded.source} with {options}")
     usual = timm.get_pretrained_cfg(name).input_size[-1]

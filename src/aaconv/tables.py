@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from decimal import ROUND_HALF_UP, Decimal
 from itertools import groupby
@@ -210,7 +210,7 @@ def _latencies() -> dict[tuple, dict[str, float]]:
 
 
 def print_tables(
-    numbers: Iterable[int] = tuple(TABLES), *, as_json: bool = False, folder: str | Path = results.RESULTS
+    numbers: Sequence[int] = tuple(TABLES), *, as_json: bool = False, folder: str | Path = results.RESULTS
 ) -> None:
     """Print these tables of the paper with our values beside them, and how many of the counted cells agree."""
     ours = results.experiments(results.read(folder))

@@ -19,8 +19,8 @@ OF_TIMM = ("num_classes", "input_size", "mean", "std", "crop_pct", "label_names"
 
 @cache
 def shipped(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
-    """NAME.TAG -> timm's pretrained_cfg of every file of weights in the folder."""
-    files = sorted(folder.glob("*.safetensors"))
+    """NAME.TAG -> timm's pretrained_cfg of every file of weights in the folder; not of one that is being written."""
+    files = [file for file in sorted(folder.glob("[!.]*.safetensors")) if file.with_suffix(".json").is_file()]
     return {file.name.removesuffix(file.suffix): _cfg(file) for file in files}
 
 
