@@ -249,16 +249,17 @@ class _Plan:
             kernel[grid](*arguments, **self.launch_constants(name, kernel.arg_names))
             return
         # Triton compiles for the alignment of the pointers. Its own way to the compiled kernel looks at every argument
-        # again, which takes longer than many of these kernels.
-        aligned = tuple(argument.data_ptr() % 16 == 0 for argument in arguments if isinstance(argument, Tensor))
-        key = (name, torch.cuda.current_device(), *aligned)
+        # again, and asks the driver about every tensor, but not about an address: both take longer than these kernels.
+        *tensors, first = arguments
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        key = (name, torch.cuda.current_device(), *(address % 16 == 0 for address in addresses))
         if key not in self.compiled:
             constants = self.launch_constants(name, kernel.arg_names)
             compiled = kernel[grid](*arguments, **constants)
             self.compiled[key] = compiled, [constants[name] for name in kernel.arg_names if name in constants]
             return
         compiled, constants = self.compiled[key]
-        compiled[grid](*arguments, *constants)
+        compiled[grid](*addresses, first, *constants)
 
     def launch_constants(self, name: str, known: Iterable[str]) -> dict[str, Any]:
         """What a kernel is specialised by, of the names it knows, and triton's options."""
