@@ -229,7 +229,8 @@ class Trainer:
         judged = self.learner.judged.eval()
         self.world.same_buffers(judged)
         try:
-            with torch.no_grad(), self.learner.precision():
+            # Not compiled: to compile the network once more, as it evaluates, takes longer than many evaluations.
+            with torch.no_grad(), self.learner.precision(), torch.compiler.set_stance("force_eager"):
                 return self.task.evaluate(judged, self._watched(self.eval_loader.batches()))
         except _Interrupted:
             self._stop(self.interrupts.received)

@@ -29,8 +29,7 @@ class Learner:
         self.model = model.to(world.device, memory_format=layout)
         self.ema = ModelEmaV3(self.model, decay=recipe.ema) if recipe.ema is not None else None
         if recipe.compile != "off":
-            for network in (self.model, *([self.ema.module] if self.ema else [])):
-                network.compile(mode=None if recipe.compile == "default" else recipe.compile, dynamic=False)
+            self.model.compile(mode=None if recipe.compile == "default" else recipe.compile, dynamic=False)
         self.net = world.wrap(self.model)
         self.optimizer = make_optimizer(recipe, self.model)
         self.schedule = make_schedule(recipe, self.optimizer, steps_per_epoch)
