@@ -139,8 +139,8 @@ def test_an_empty_batch():
 @pytest.mark.parametrize("tables", ["shared", "per head", "none"])
 def test_operator_is_registered_correctly(tables):
     qkv, rel_h, rel_w, _ = random_inputs(1, 2, 3, 2, 20, 3, tables)
-    table = None if rel_h is None else torch.cat([rel_h, rel_w], -2).float().requires_grad_()
-    arguments = (qkv.float().requires_grad_(), table, 2, 40)
+    tables = [None if table is None else table.float().requires_grad_() for table in (rel_h, rel_w)]
+    arguments = (qkv.float().flatten(1, 2).requires_grad_(), *tables, 2, 2, 40)
     torch.library.opcheck(torch.ops.aaconv.attend_2d.default, arguments)
 
 

@@ -9,15 +9,15 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from aaconv.attention import triton_backend  # noqa: E402
 
-POINTERS = {"lse": "*fp32", "grad_tables": "*fp32"}
+POINTERS = dict.fromkeys(("lse", "grad_tables", "rel_h", "rel_w"), "*fp32")
 
 
 def plan(shape, dtype):
     """For [batch, height, width, heads, key depth, value depth]."""
     batch, height, width, heads, depth, value_depth = shape
-    qkv = torch.empty(batch, height, width, heads * (2 * depth + value_depth), dtype=dtype, device="meta")
-    tables = torch.empty(2 * (height + width) - 2, depth, dtype=dtype, device="meta")
-    return triton_backend._prepare(qkv, tables, heads, heads * depth)[0]
+    qkv = torch.empty(batch, height * width, heads * (2 * depth + value_depth), dtype=dtype, device="meta")
+    rel_h, rel_w = (torch.empty(2 * side - 1, depth, device="meta") for side in (height, width))
+    return triton_backend._prepare(qkv, rel_h, rel_w, height, heads, heads * depth)[0]
 
 
 def code(name, shape, dtype):

@@ -85,9 +85,10 @@ def test_every_run_gives_the_same_bits(shape):
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own
 def test_operator_is_registered_correctly():
     qkv, rel_h, rel_w, _ = random_inputs(2, 5, 7, 2, 20, 3)
-    tables = torch.cat([rel_h, rel_w]).float().requires_grad_()
-    torch.library.opcheck(torch.ops.aaconv.attend_2d.default, (qkv.float().requires_grad_(), tables, 2, 40))
-    torch.library.opcheck(torch.ops.aaconv.attend_2d.default, (qkv.float().requires_grad_(), None, 2, 40))
+    tables = [table.float().requires_grad_() for table in (rel_h, rel_w)]
+    for some in (tables, [None, None]):
+        arguments = (qkv.float().flatten(1, 2).requires_grad_(), *some, 5, 2, 40)
+        torch.library.opcheck(torch.ops.aaconv.attend_2d.default, arguments)
 
 
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])

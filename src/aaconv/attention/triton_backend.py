@@ -110,19 +110,23 @@ def why_not(
 
 def attend(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads: int, key_channels: int) -> Tensor:
     """[batch, height, width, 2*dk + dv] -> [batch, height, width, dv]."""
-    tables = None if rel_h is None or rel_w is None else torch.cat([rel_h, rel_w], dim=-2).to(qkv.dtype)
-    return attend_forward(qkv, tables, num_heads, key_channels)[0]
+    height, width = qkv.shape[1:3]
+    # Three dimensions: torch's compiler takes a fourth for an image's and lays it out channels_last, with a copy.
+    out, _ = attend_forward(qkv.flatten(1, 2), rel_h, rel_w, height, num_heads, key_channels)
+    return out.unflatten(1, (height, width))
 
 
-def _forward(qkv: Tensor, tables: Tensor | None, num_heads: int, key_channels: int) -> tuple[Tensor, Tensor]:
-    """qkv [batch, height, width, 2*dk + dv], tables ([heads,] 2*height - 1 + 2*width - 1, dk / heads)
-    -> the output [batch, height, width, dv] and the log-sum-exp [batch, heads, 2, height * width] in two parts."""
+def _forward(
+    qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, height: int, num_heads: int, key_channels: int
+) -> tuple[Tensor, Tensor]:
+    """qkv [batch, pixels, 2*dk + dv], rel_h ([heads,] 2*height - 1, dk / heads) and rel_w alike, of any dtype
+    -> the output [batch, pixels, dv] and the log-sum-exp [batch * heads, 2, pixels] in two parts."""
     out, lse = _empty_forward(qkv, num_heads, key_channels)
-    plan, qkv, tables = _prepare(qkv, tables, num_heads, key_channels)
+    plan, qkv, tables = _prepare(qkv, rel_h, rel_w, height, num_heads, key_channels)
     operands = plan.new_buffers(qkv, plan.operand_sizes)
     with torch.cuda.device_of(qkv):
         for first, heads in plan.chunks():
-            plan.launch("pack", heads, qkv, tables, *operands, lse, first)
+            plan.launch("pack", heads, qkv, *tables, *operands, lse, first)
             plan.launch("attend_forward", heads, qkv, *operands, out, lse, first)
     return out, lse
 
@@ -130,44 +134,55 @@ def _forward(qkv: Tensor, tables: Tensor | None, num_heads: int, key_channels: i
 def _backward(
     grad_out: Tensor,
     qkv: Tensor,
-    tables: Tensor | None,
+    rel_h: Tensor | None,
+    rel_w: Tensor | None,
     out: Tensor,
     lse: Tensor,
+    height: int,
     num_heads: int,
     key_channels: int,
 ) -> tuple[Tensor, Tensor]:
-    """The gradients of qkv, packed, and of the tables (empty if there are none)."""
-    grad_qkv, grad_tables = _empty_backward(qkv, tables)
-    plan, qkv, vectors = _prepare(qkv, tables, num_heads, key_channels, backward=True)
+    """The gradients of qkv, packed, and of the tables, one after the other (empty if there are none)."""
+    grad_qkv, grad_tables = _empty_backward(qkv, rel_h, rel_w)
+    plan, qkv, tables = _prepare(qkv, rel_h, rel_w, height, num_heads, key_channels, backward=True)
     grad_out = grad_out.contiguous()
     operands = plan.new_buffers(qkv, plan.operand_sizes)
     grads, grad_logits = plan.new_buffers(qkv, plan.gradient_sizes)
     partial = lse.new_empty((plan.batch, num_heads, plan.splits, plan.length, key_channels // num_heads))
     with torch.cuda.device_of(qkv):
         for first, heads in plan.chunks():
-            plan.launch("pack", heads, qkv, vectors, *operands, lse, first)
+            plan.launch("pack", heads, qkv, *tables, *operands, lse, first)
             arguments = qkv, *operands, out, lse, grad_out, grad_qkv, grads, grad_logits, first
             plan.launch("attend_backward_queries", heads, *arguments)
             if plan.length:
-                plan.launch("relative_backward", heads, qkv, vectors, grad_qkv, partial, grad_logits, first)
+                plan.launch("relative_backward", heads, qkv, *tables, grad_qkv, partial, grad_logits, first)
             plan.launch("attend_backward_keys", heads, qkv, *operands, lse, grad_qkv, grads, first)
-    if tables is not None:
-        torch.sum(partial, (0, 1, 2) if tables.dim() == 2 else (0, 2), out=grad_tables)
+    if rel_h is not None:
+        torch.sum(partial, (0, 1, 2) if rel_h.dim() == 2 else (0, 2), out=grad_tables)
     return grad_qkv, grad_tables
 
 
 def _prepare(
-    qkv: Tensor, tables: Tensor | None, num_heads: int, key_channels: int, *, backward: bool = False
-) -> tuple["_Plan", Tensor, Tensor]:
+    qkv: Tensor,
+    rel_h: Tensor | None,
+    rel_w: Tensor | None,
+    height: int,
+    num_heads: int,
+    key_channels: int,
+    *,
+    backward: bool = False,
+) -> tuple["_Plan", Tensor, tuple[Tensor, Tensor]]:
     """The plan, and the tensors as the kernels take them; without tables any tensor stands for them."""
-    _, height, width, channels = qkv.shape
-    span = (height - 1) * qkv.stride(1) + (width - 1) * qkv.stride(2) + channels
-    if qkv.stride(3) != 1 or span >= 2**31:  # inside an image the kernels count in int32
+    _, pixels, channels = qkv.shape
+    if qkv.stride(2) != 1 or pixels * qkv.stride(1) + channels >= 2**31:  # inside an image the kernels count in int32
         qkv = qkv.contiguous()
     full = torch.get_float32_matmul_precision() == "highest"
-    dimensions = 0 if tables is None else tables.dim()
-    traits = (tuple(qkv.shape), qkv.stride(), qkv.dtype, dimensions, num_heads, key_channels, full, backward)
-    return _plan(*traits), qkv, qkv if tables is None else tables.contiguous()
+    if rel_h is None or rel_w is None:
+        tables, dimensions = (qkv, qkv), 0
+    else:
+        tables, dimensions = (rel_h.contiguous(), rel_w.to(rel_h.dtype).contiguous()), rel_h.dim()
+    kind = (tuple(qkv.shape), qkv.stride(), qkv.dtype, dimensions, tables[0].dtype, height, num_heads, key_channels)
+    return _plan(*kind, full, backward), qkv, tables
 
 
 class _Plan:
@@ -179,21 +194,22 @@ class _Plan:
         strides: tuple[int, ...],
         dtype: torch.dtype,
         table_dimensions: int,
+        table_dtype: torch.dtype,  # the kernels are compiled for it
+        height: int,
         num_heads: int,
         key_channels: int,
         full_precision: bool,
         backward: bool,
     ) -> None:
-        self.batch, self.height, self.width, channels = shape
-        self.pixels = self.height * self.width
+        self.batch, self.pixels, channels = shape
+        self.height, self.width = height, self.pixels // max(1, height)
         self.image_heads = self.batch * num_heads
         self.length = 2 * (self.height + self.width) - 2 if table_dimensions else 0
         depth, value_depth = key_channels // num_heads, (channels - 2 * key_channels) // num_heads
         exact, scale = dtype == torch.float32, math.log2(math.e) / math.sqrt(depth)
         sizes = self.constants = {
             "STRIDE_B": strides[0],
-            "STRIDE_H": strides[1],
-            "STRIDE_W": strides[2],
+            "STRIDE_P": strides[1],
             "HEADS": num_heads,
             "H": self.height,
             "W": self.width,
@@ -344,42 +360,51 @@ def _padded(size: int) -> int:
 
 
 def _empty_forward(qkv: Tensor, num_heads: int, key_channels: int) -> tuple[Tensor, Tensor]:
-    batch, height, width, channels = qkv.shape
-    out = qkv.new_empty((batch, height, width, channels - 2 * key_channels))
-    return out, qkv.new_empty((batch, num_heads, 2, height * width), dtype=torch.float32)
+    batch, pixels, channels = qkv.shape
+    out = qkv.new_empty((batch, pixels, channels - 2 * key_channels))
+    return out, qkv.new_empty((batch * num_heads, 2, pixels), dtype=torch.float32)
 
 
-def _empty_backward(qkv: Tensor, tables: Tensor | None) -> tuple[Tensor, Tensor]:
-    return qkv.new_empty(qkv.shape), qkv.new_empty((0,) if tables is None else tables.shape)
+def _empty_backward(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None) -> tuple[Tensor, Tensor]:
+    if rel_h is None or rel_w is None:
+        return qkv.new_empty(qkv.shape), qkv.new_empty(0)
+    *heads, length, depth = rel_h.shape
+    return qkv.new_empty(qkv.shape), rel_h.new_empty((*heads, length + rel_w.shape[-2], depth))
 
 
-def _fake_forward(qkv: Tensor, tables: Tensor | None, num_heads: int, key_channels: int) -> tuple[Tensor, Tensor]:
+def _fake_forward(qkv, rel_h, rel_w, height, num_heads, key_channels) -> tuple[Tensor, Tensor]:
     return _empty_forward(qkv, num_heads, key_channels)
 
 
-def _fake_backward(grad_out, qkv, tables, out, lse, num_heads, key_channels) -> tuple[Tensor, Tensor]:
-    return _empty_backward(qkv, tables)
+def _fake_backward(grad_out, qkv, rel_h, rel_w, out, lse, height, num_heads, key_channels) -> tuple[Tensor, Tensor]:
+    return _empty_backward(qkv, rel_h, rel_w)
 
 
 def _save(ctx, inputs, output) -> None:
-    qkv, tables, ctx.num_heads, ctx.key_channels = inputs
+    qkv, rel_h, rel_w, *ctx.sizes = inputs
     out, lse = output
     ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(qkv, tables, out, lse)
+    ctx.save_for_backward(qkv, rel_h, rel_w, out, lse)
 
 
 def _gradients(ctx, grad_out: Tensor, _grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-    qkv, tables, out, lse = ctx.saved_tensors
-    grad_qkv, grad_tables = attend_backward(grad_out, qkv, tables, out, lse, ctx.num_heads, ctx.key_channels)
-    return grad_qkv, None if tables is None else grad_tables, None, None
+    qkv, rel_h, rel_w, out, lse = ctx.saved_tensors
+    grad_qkv, grad_tables = attend_backward(grad_out, qkv, rel_h, rel_w, out, lse, *ctx.sizes)
+    if rel_h is None:
+        return grad_qkv, None, None, None, None, None
+    rows = rel_h.shape[-2]
+    return grad_qkv, grad_tables[..., :rows, :], grad_tables[..., rows:, :].to(rel_w.dtype), None, None, None
 
 
 # Not torch.library.custom_op: what that wraps around a call takes longer than the call.
 _library = torch.library.Library("aaconv", "FRAGMENT")
-_sizes = "int num_heads, int key_channels) -> (Tensor, Tensor)"
-_library.define(f"attend_2d(Tensor qkv, Tensor? tables, {_sizes}", tags=(torch.Tag.pt2_compliant_tag,))
+_sizes = "SymInt height, int num_heads, int key_channels) -> (Tensor, Tensor)"
 _library.define(
-    f"attend_2d_backward(Tensor grad_out, Tensor qkv, Tensor? tables, Tensor out, Tensor lse, {_sizes}",
+    f"attend_2d(Tensor qkv, Tensor? rel_h, Tensor? rel_w, {_sizes}",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.define(
+    "attend_2d_backward(Tensor grad_out, Tensor qkv, Tensor? rel_h, Tensor? rel_w, Tensor out, Tensor lse, " + _sizes,
     tags=(torch.Tag.pt2_compliant_tag,),
 )
 _library.impl("attend_2d", _forward, "CompositeExplicitAutograd")
@@ -391,18 +416,17 @@ attend_forward, attend_backward = torch.ops.aaconv.attend_2d.default, torch.ops.
 
 
 @register_flop_formula(torch.ops.aaconv.attend_2d)
-def _forward_flops(qkv_shape, tables_shape, num_heads, key_channels, *args, out_shape=None, **kwargs) -> int:
+def _forward_flops(qkv_shape, rel_h_shape, rel_w_shape, height, num_heads, key_channels, *args, **kwargs) -> int:
     """Multiplications and additions of q k^T, p v and the relative logits of every row and column."""
-    batch, height, width, channels = qkv_shape
-    pixels = height * width
-    relative = 0 if tables_shape is None else key_channels * (height + width)
+    batch, pixels, channels = qkv_shape
+    relative = 0 if rel_h_shape is None else key_channels * (height + pixels // height)
     return 2 * batch * pixels * (pixels * (channels - key_channels) + relative)
 
 
 @register_flop_formula(torch.ops.aaconv.attend_2d_backward)
-def _backward_flops(grad_shape, qkv_shape, tables_shape, out, lse, num_heads, key_channels, **kwargs) -> int:
+def _backward_flops(grad, qkv_shape, rel_h_shape, rel_w_shape, out, lse, height, num_heads, key_channels, **kwargs):
     """Two products for each of the forward's, without the recomputed logits."""
-    return 2 * _forward_flops(qkv_shape, tables_shape, num_heads, key_channels)
+    return 2 * _forward_flops(qkv_shape, rel_h_shape, rel_w_shape, height, num_heads, key_channels)
 
 
 @torch.compiler.assume_constant_result

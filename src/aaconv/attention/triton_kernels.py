@@ -114,7 +114,7 @@ def sum_of_weights(mixed, DV: tl.constexpr, DV_PAD: tl.constexpr):
 @triton.jit(do_not_specialize=["first_image_head"])
 def attend_forward(
     qkv, queries, keys, values, out, lse, first_image_head,
-    STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    STRIDE_B: tl.constexpr, STRIDE_P: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr,
     VALUES: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr, MARGIN: tl.constexpr, EXACT: tl.constexpr,
@@ -144,7 +144,7 @@ def attend_forward(
     q = q_tail
     if MAIN > 0:
         q_base = qkv + image * STRIDE_B + head * D
-        q = load_pixels(q_base, (pixel // W) * STRIDE_H + (pixel % W) * STRIDE_W, inside, D, MAIN)
+        q = load_pixels(q_base, pixel * STRIDE_P, inside, D, MAIN)
 
     k_tail, k = load_tile(keys, 0, KEY_COLS, MAIN, TAIL)
     s = load_columns(queries + GROUPS * TAIL, pixel, inside, STRIDE, BLOCK_M, 1, KEY_COLS, WHOLE, RELATIVE)
@@ -174,7 +174,7 @@ def attend_forward(
 @triton.jit(do_not_specialize=["first_image_head"])
 def attend_backward_queries(
     qkv, queries, keys, values, out, lse, grad_out, grad_qkv, grads, grad_logits, first_image_head,
-    STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    STRIDE_B: tl.constexpr, STRIDE_P: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
     COLUMNS: tl.constexpr, VALUES: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr,
@@ -219,7 +219,7 @@ def attend_backward_queries(
     tail_grad = tl.zeros([BLOCK_M, TAIL], tl.float32)
     if MAIN > 0:
         q_base = qkv + image * STRIDE_B + head * D
-        q = load_pixels(q_base, (pixel // W) * STRIDE_H + (pixel % W) * STRIDE_W, inside, D, MAIN)
+        q = load_pixels(q_base, pixel * STRIDE_P, inside, D, MAIN)
         main_grad = tl.zeros([BLOCK_M, MAIN], tl.float32)
     for strip in range(STRIPS):
         columns = load_columns(
@@ -257,20 +257,24 @@ def attend_backward_queries(
 
 @triton.jit
 def load_tables(
-    tables, head, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, OFFSETS: tl.constexpr,
+    rel_h, rel_w, head, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, OFFSETS: tl.constexpr,
     TABLES_PER_HEAD: tl.constexpr,
 ):  # fmt: skip
     """[OFFSETS, D_PAD]: the 2H - 1 relative vectors of the rows, then the 2W - 1 of the columns."""
-    LENGTH: tl.constexpr = 2 * H + 2 * W - 2
     offset = tl.arange(0, OFFSETS)
-    base = tables + (head * (LENGTH * D) if TABLES_PER_HEAD else 0)
-    return load_pixels(base, offset * D, offset < LENGTH, D, D_PAD)
+    of_row = offset < 2 * H - 1
+    if TABLES_PER_HEAD:
+        rel_h += head * ((2 * H - 1) * D)
+        rel_w += head * ((2 * W - 1) * D)
+    of_column = (offset >= 2 * H - 1) & (offset < 2 * H + 2 * W - 2)
+    vectors = load_pixels(rel_h, offset * D, of_row, D, D_PAD)
+    return vectors + load_pixels(rel_w, (offset - (2 * H - 1)) * D, of_column, D, D_PAD)
 
 
 @triton.jit(do_not_specialize=["first_image_head"])
 def relative_backward(
-    qkv, tables, grad_qkv, grad_tables, grad_logits, first_image_head,
-    STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    qkv, rel_h, rel_w, grad_qkv, grad_tables, grad_logits, first_image_head,
+    STRIDE_B: tl.constexpr, STRIDE_P: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     D_PAD: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr, PLACES: tl.constexpr, OFFSETS: tl.constexpr,
     TABLES_PER_HEAD: tl.constexpr, LOGIT_SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
@@ -287,7 +291,7 @@ def relative_backward(
     local_image_head, image_head, image, head = find_head(tl.program_id(0) // SPLITS, first_image_head, HEADS)
     grad_base = grad_qkv + image * (H * W * GRAD_W) + head * D
     grad_logits += local_image_head * (H * W * (COLUMNS + STRIPS * ROWS))
-    vectors = load_tables(tables, head, H, W, D, D_PAD, OFFSETS, TABLES_PER_HEAD)
+    vectors = load_tables(rel_h, rel_w, head, H, W, D, D_PAD, OFFSETS, TABLES_PER_HEAD).to(qkv.dtype.element_ty)
     grad_vectors = tl.zeros([OFFSETS, D_PAD], tl.float32)
     offset = tl.arange(0, OFFSETS)
     of_row = (offset < 2 * H - 1)[None, :]
@@ -298,7 +302,7 @@ def relative_backward(
         ix = (pixel % W)[:, None]
         inside = pixel < H * W
         q_base = qkv + image * STRIDE_B + head * D
-        q = load_pixels(q_base, (pixel // W) * STRIDE_H + (pixel % W) * STRIDE_W, inside, D, D_PAD)
+        q = load_pixels(q_base, pixel * STRIDE_P, inside, D, D_PAD)
         exists = inside[:, None] & (places < COLUMNS + ROWS)
         pointers = grad_logits + pixel[:, None] * (COLUMNS + STRIPS * ROWS) + places
         by_place = tl.load(pointers, mask=exists, other=0.0)
@@ -321,7 +325,7 @@ def relative_backward(
 @triton.jit(do_not_specialize=["first_image_head"])
 def attend_backward_keys(
     qkv, queries, keys, values, lse, grad_qkv, grads, first_image_head,
-    STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    STRIDE_B: tl.constexpr, STRIDE_P: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr,
     VALUES: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr, LOGIT_SCALE: tl.constexpr,
@@ -374,8 +378,7 @@ def attend_backward_keys(
             s = tl.zeros([SLOTS, BLOCK_M], tl.float32)
         s = add_product(s, k_tail, tl.trans(q_tail), PRECISION, EXACT)
         if MAIN > 0:
-            q_place = pixel * STRIDE_W if STRIDE_H == W * STRIDE_W else (pixel // W) * STRIDE_H + (pixel % W) * STRIDE_W
-            q = load_rows(q_base, q_place, inside, 1, MAIN, WHOLE)
+            q = load_rows(q_base, pixel, inside, STRIDE_P, MAIN, WHOLE)
             s = add_product(s, k, tl.trans(q), PRECISION, EXACT)
         p = weigh(s, lse, pixel, inside, PIXELS, SCALE, EXACT, 0)
         do_part = load_rows(grads, pixel, inside, VALUES, DV_PAD, WHOLE)

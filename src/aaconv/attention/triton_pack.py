@@ -44,28 +44,26 @@ def find_head(number, first_image_head, HEADS: tl.constexpr):
 
 @triton.jit
 def load_line(
-    qkv, tables, head, image, i, first,
-    STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr, H: tl.constexpr, W: tl.constexpr,
-    D: tl.constexpr, D_PAD: tl.constexpr, TABLES_PER_HEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
+    qkv, table, head, image, i, first,
+    STRIDE_B: tl.constexpr, STRIDE_P: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr,
+    D_PAD: tl.constexpr, TABLES_PER_HEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_M queries, from `first` on, of image row i (ROWS) or image column i: in a line all of them have the same
     relative vectors for the same places, so that nothing needs to be skewed. Returns the queries [BLOCK_M, D_PAD],
-    their pixels, whether they exist, and where the vector of place 0 is: place p has the p-th after it."""
+    their pixels, whether they exist, and where in the table the vector of place 0 is: place p has the p-th after it."""
+    side: tl.constexpr = H if ROWS else W  # as long as a line of the other direction
     along = first + tl.arange(0, BLOCK_M)
-    iy = i if ROWS else along
-    ix = along if ROWS else i
+    pixel = i * W + along if ROWS else along * W + i
     exists = along < (W if ROWS else H)
-    base = qkv + image * STRIDE_B + head * D
-    q = load_pixels(base, iy * STRIDE_H + ix * STRIDE_W, exists, D, D_PAD)
-    vectors = tables + (head * ((2 * H + 2 * W - 2) * D) if TABLES_PER_HEAD else 0)
-    vectors += (H - 1 - i) * D if ROWS else (2 * H + W - 2 - i) * D
-    return q, iy * W + ix, exists, vectors
+    q = load_pixels(qkv + image * STRIDE_B + head * D, pixel * STRIDE_P, exists, D, D_PAD)
+    vectors = table + (side - 1 - i) * D + (head * ((2 * side - 1) * D) if TABLES_PER_HEAD else 0)
+    return q, pixel, exists, vectors
 
 
 @triton.jit
 def pack_line(
-    qkv, tables, queries, lse, local_image_head, image, head, i, first,
-    STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    qkv, table, queries, lse, local_image_head, image, head, i, first,
+    STRIDE_B: tl.constexpr, STRIDE_P: tl.constexpr,
     H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
     COLUMNS: tl.constexpr, PADDED: tl.constexpr, TABLES_PER_HEAD: tl.constexpr, RELATIVE: tl.constexpr,
@@ -76,8 +74,7 @@ def pack_line(
     WIDTH: tl.constexpr = GROUPS * TAIL if ROWS else COLUMNS
     STRIDE: tl.constexpr = GROUPS * TAIL + COLUMNS
     q, pixel, exists, vectors = load_line(
-        qkv, tables, head, image, i, first,
-        STRIDE_B, STRIDE_H, STRIDE_W, H, W, D, D_PAD, TABLES_PER_HEAD, ROWS, BLOCK_M,
+        qkv, table, head, image, i, first, STRIDE_B, STRIDE_P, H, W, D, D_PAD, TABLES_PER_HEAD, ROWS, BLOCK_M,
     )  # fmt: skip
     wide = tl.arange(0, PADDED)
     depth = tl.arange(0, D_PAD)[None, :]
@@ -108,7 +105,7 @@ def pack_line(
 @triton.jit
 def pack_keys(
     qkv, keys, values, local_image_head, image, head, tile,
-    STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    STRIDE_B: tl.constexpr, STRIDE_P: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, KEY: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr,
     VALUES: tl.constexpr, KEY_COLS: tl.constexpr, ALL_SLOTS: tl.constexpr, KEY_SCALE: tl.constexpr,
@@ -120,7 +117,7 @@ def pack_keys(
     jy = (slot // KEY_COLS) % ALL_ROWS
     jx = (slot // (KEY_COLS * ALL_ROWS)) * KEY_COLS + slot % KEY_COLS
     on_map = (jy < H) & (jx < W)
-    place = jy * STRIDE_H + jx * STRIDE_W
+    place = (jy * W + jx) * STRIDE_P
     base = qkv + image * STRIDE_B
     k = load_pixels(base + (HEADS + head) * D, place, on_map, D, KEY)
     depth = tl.arange(0, KEY)[None, :]
@@ -137,8 +134,8 @@ def pack_keys(
 
 @triton.jit(do_not_specialize=["first_image_head"])
 def pack(
-    qkv, tables, queries, keys, values, lse, first_image_head,
-    STRIDE_B: tl.constexpr, STRIDE_H: tl.constexpr, STRIDE_W: tl.constexpr,
+    qkv, rel_h, rel_w, queries, keys, values, lse, first_image_head,
+    STRIDE_B: tl.constexpr, STRIDE_P: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, KEY: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr,
     GROUPS: tl.constexpr, COLUMNS: tl.constexpr, VALUES: tl.constexpr, KEY_COLS: tl.constexpr,
@@ -159,21 +156,21 @@ def pack(
     program = tl.program_id(0) % programs
     if program < in_rows:
         pack_line(
-            qkv, tables, queries, lse, local_image_head, image, head,
+            qkv, rel_h, queries, lse, local_image_head, image, head,
             program // row_blocks, program % row_blocks * BLOCK_M,
-            STRIDE_B, STRIDE_H, STRIDE_W, H, W, D, D_PAD, MAIN, TAIL, ROWS_AT, GROUP, GROUPS, COLUMNS,
+            STRIDE_B, STRIDE_P, H, W, D, D_PAD, MAIN, TAIL, ROWS_AT, GROUP, GROUPS, COLUMNS,
             TAILS_PADDED, TABLES_PER_HEAD, RELATIVE, OUTSIDE, KEY_SCALE, LOG_SUM, PRECISION, True, BLOCK_M,
         )  # fmt: skip
     elif program < in_rows + in_columns:
         pack_line(
-            qkv, tables, queries, lse, local_image_head, image, head,
+            qkv, rel_w, queries, lse, local_image_head, image, head,
             (program - in_rows) // column_blocks, (program - in_rows) % column_blocks * BLOCK_M,
-            STRIDE_B, STRIDE_H, STRIDE_W, H, W, D, D_PAD, MAIN, TAIL, ROWS_AT, GROUP, GROUPS, COLUMNS,
+            STRIDE_B, STRIDE_P, H, W, D, D_PAD, MAIN, TAIL, ROWS_AT, GROUP, GROUPS, COLUMNS,
             COLUMNS_PADDED, TABLES_PER_HEAD, RELATIVE, OUTSIDE, KEY_SCALE, LOG_SUM, PRECISION, False, BLOCK_M,
         )  # fmt: skip
     else:
         pack_keys(
             qkv, keys, values, local_image_head, image, head, program - in_rows - in_columns,
-            STRIDE_B, STRIDE_H, STRIDE_W, HEADS, H, W, D, DV, MAIN, TAIL, KEY, ROWS_AT, GROUP, VALUES, KEY_COLS,
+            STRIDE_B, STRIDE_P, HEADS, H, W, D, DV, MAIN, TAIL, KEY, ROWS_AT, GROUP, VALUES, KEY_COLS,
             ALL_SLOTS, KEY_SCALE, SLOTS,
         )  # fmt: skip
