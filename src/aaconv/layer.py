@@ -18,6 +18,7 @@ from torch.nn.parameter import UninitializedParameter, is_lazy
 from .attention import attend_2d, attention_maps, known_backend
 from .convolution import convolve_around, first_channels, likes_more_channels
 from .position import fit_table, make_position
+from .resizing import resize
 from .sizes import attention_channels, check_groups, in_each_dimension, resolve_channels
 
 __all__ = ["AAConv1d", "AAConv2d", "attention_channels"]
@@ -256,7 +257,7 @@ class AAConv2d(nn.Module):
         )
         attended = self.project(attended.permute(0, 3, 1, 2))
         if self.downsample:
-            attended = F.interpolate(attended, size=out_size, mode="bilinear", align_corners=False)
+            attended = resize(attended, out_size)
         return self._from_map(attended)
 
     def _pool_to_output(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:

@@ -1,0 +1,46 @@
+"""Resizing by products is torch's resizing, with the same gradient every time."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from aaconv.resizing import resize
+
+SIZES = [((7, 7), (14, 14)), ((4, 5), (7, 10)), ((1, 3), (1, 5)), ((5, 6), (5, 6)), ((6, 9), (3, 4))]
+
+
+@pytest.mark.parametrize(("old", "new"), SIZES, ids=str)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_values_and_gradients_are_torchs(old, new, layout):
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, *old, dtype=torch.float64).to(memory_format=layout).requires_grad_()
+    ours, torchs = resize(x, new), F.interpolate(x, new, mode="bilinear")
+    grad = torch.randn_like(torchs)
+    torch.testing.assert_close(ours, torchs)
+    torch.testing.assert_close(*(torch.autograd.grad(out, x, grad)[0] for out in (ours, torchs)))
+    with torch.no_grad():
+        assert torch.equal(resize(x, new), torchs)
+
+
+def test_bfloat16_is_as_good_as_torchs():
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 14, 14, dtype=torch.bfloat16)
+    exact = F.interpolate(x.double(), (28, 28), mode="bilinear")
+    ours = resize(x.requires_grad_(), (28, 28))
+    assert ours.dtype == torch.bfloat16
+    torchs = F.interpolate(x, (28, 28), mode="bilinear")
+    assert (ours - exact).abs().max() <= 2 * (torchs - exact).abs().max()
+
+
+def test_no_atomic_addition_in_the_compiled_gradient():
+    from torch._inductor.utils import run_and_get_code
+
+    x = torch.randn(1, 4, 6, 6, requires_grad=True)
+    compiled = torch.compile(lambda x: resize(x, (12, 12)).square().sum())
+
+    def gradient():
+        compiled(x).backward()
+
+    _, code = run_and_get_code(gradient)
+    assert len(code) == 2
+    assert not any("atomic_add" in part for part in code)
