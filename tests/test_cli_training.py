@@ -94,6 +94,7 @@ def test_recipes_are_listed_and_shown(capsys):
         (["record", "none"], "no run folder"),
         (["plot", "parms"], "'params'"),
         (["plot", "params", "flops"], "one figure at a time"),
+        (["plot", "runs/none", "flops"], "one figure at a time, and without runs"),
     ],
 )
 def test_mistakes_are_explained_and_leave_nothing(arguments, told, here, capsys):

@@ -11,6 +11,7 @@ from matplotlib.text import Annotation
 from tiny_runs import write_course
 
 from aaconv import curves, recipes
+from aaconv.cli import main
 from aaconv.plots import BLUE, GREY, RED, STYLE
 from aaconv.run_folder import overrides_of, record_result
 
@@ -139,7 +140,7 @@ def test_the_same_seed_twice_is_two_lines(seeds, tmp_path):
     assert [course.label for course in curves._read([seeds[1], again])] == ["small-1", "again"]
 
 
-def test_records_are_drawn_like_their_runs(seeds, tmp_path):
+def test_records_are_drawn_like_their_runs(seeds, tmp_path, capsys):
     records = []
     for run in seeds:
         recipe = recipes.load(run / "recipe.yaml")
@@ -152,6 +153,10 @@ def test_records_are_drawn_like_their_runs(seeds, tmp_path):
     assert first.points("top1") == curves._read(seeds)[0].points("top1")
     assert first.recipe == recipes.load(seeds[0] / "recipe.yaml")
     assert [first.label, second.label] == ["cifar100-small-aa (3 seeds)", "cifar100-small-aa --epochs 100"]
+    records[0].with_suffix(".csv").rename(tmp_path / "metrics.csv")
+    assert main(["plot", *map(str, records), "-o", str(tmp_path / "c.png")]) == 2
+    assert "seed0.json has no metrics beside it" in capsys.readouterr().err
+    (tmp_path / "metrics.csv").rename(records[0].with_suffix(".csv"))
     records[0].write_text("[]")
     with pytest.raises(ValueError, match="not what `aaconv record` keeps"):
         curves.draw(records, tmp_path / "c.png")

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import timm
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 from tiny_runs import train_tiny
 
@@ -50,7 +51,7 @@ def run(*words):
     return [code, out.getvalue(), err.getvalue()]
 
 file = load_file(Path(aaconv.__file__).parent / "weights" / "aa_wrn16_4.cifar100.safetensors")
-def differences(model, leave_out=()):
+def differences(model):
     state = model.state_dict()
     return sorted(name for name, one in state.items() if name not in file or not torch.equal(one, file[name].to(one)))
 
@@ -219,6 +220,16 @@ def test_files_that_are_being_written_are_not_taken_for_weights(tmp_path):
     for name in (".aa_small.shapes.17.safetensors", "aa_small.shapes.safetensors"):
         (tmp_path / name).write_bytes(b"")
     assert _weights.shipped(tmp_path) == _weights.shipped(tmp_path / "none") == {}
+
+
+def test_damaged_weights_are_told_in_a_line(monkeypatch):
+    def damaged(*arguments, **options):
+        raise SafetensorError("incomplete metadata")
+
+    monkeypatch.setattr("aaconv.run_folder.check_pretrained", lambda name: None)
+    monkeypatch.setattr("aaconv.run_folder.create_model", damaged)
+    with pytest.raises(ValueError, match="the weights of aa_small are damaged: incomplete metadata"):
+        load_model("aa_small", pretrained=True)
 
 
 def test_numbers_that_half_precision_cannot_hold_are_refused():

@@ -150,14 +150,14 @@ def test_measured_map_stands_in_tables_5_and_8(tmp_path, monkeypatch):
     assert found[5, "ResNet-50", "mAP"].ours is None
 
 
-def keep(folder, name, seed, top1, **changes):
+def keep(folder, name, seed, top1, dataset="cifar100", **changes):
     """A record as `aaconv record` keeps it."""
     usual = recipes.get(name)
     recipe = recipes.override(usual, changes)
     record = {"name": name, "model": recipe.model.name, "options": recipe.model.options, "seed": seed}
     record |= {"epochs": recipe.epochs, "top1": top1, "top5": top1 + 20, "device": "a GPU", "seconds_per_epoch": 1.5}
     record["overrides"] = overrides_of(replace(recipe, seed=seed, data_dir="/data"))
-    place = folder / "cifar100"
+    place = folder / dataset
     place.mkdir(parents=True, exist_ok=True)
     (place / f"{len(list(place.iterdir()))}.json").write_text(json.dumps(record))
 
@@ -202,6 +202,32 @@ def test_a_command_that_is_printed_gives_the_recipe_again(tmp_path):
     assert recipes.override(recipes.get(name), given(chosen)) == wanted
 
 
+def test_words_of_a_command_are_quoted():
+    recipe = recipes.get("demo-aa")
+    assert results.options_of(recipe, {"data": "folder/my photos", "ema": None}) == [
+        "--data 'folder/my photos'",
+        "--ema none",
+    ]
+
+
+def test_runs_on_other_data_stand_behind_all_tables(tmp_path, capsys):
+    keep(tmp_path, "imagenette-aa-resnet18", 0, 70.25, dataset="imagenette160")
+    keep(tmp_path, "cifar100-small-aa", 0, 60.0, summary="in other words")  # the same experiment as the next
+    keep(tmp_path, "cifar100-small-aa", 1, 62.0)
+    print_tables(folder=tmp_path)
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    start = lines.index(["our", "runs", "on", "imagenette160", "n", "epochs", "s", "/", "epoch", "top-1", "top-5"])
+    assert lines[start + 1] == ["imagenette-aa-resnet18", "1)", "1", "80", "1.5", "70.25", "90.25"]
+    print_tables(as_json=True, folder=tmp_path)
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [(one["table"], one["dataset"], one["runs"]) for one in runs] == [
+        (1, "cifar100", 2),
+        (None, "imagenette160", 1),
+    ]
+    print_tables([1], folder=tmp_path)
+    assert "imagenette" not in capsys.readouterr().out
+
+
 def test_only_runs_of_one_kind_are_averaged(tmp_path):
     for seed, top1 in enumerate((78.0, 80.0)):
         keep(tmp_path, "cifar100-wrn28-10-plain", seed, top1, epochs=100)
@@ -230,6 +256,9 @@ def test_json_has_the_values_of_every_run(tmp_path, capsys):
         ("benchmarks/table2.json", '{"rows": []}', r"not what `aaconv bench table2 --json benchmarks/table2\.json`"),
         ("benchmarks/table2.json", '[{"model": "plain_resnet50"}]', "not what `aaconv bench table2"),
         ("results/imagenet/0.json", "{", r"results/imagenet/0\.json is not JSON"),
+        ("results/imagenet/0.json", '{"model": "aa_resnet50", "top1": "77"}', "record` keeps: 'top1' is '77'"),
+        ("results/imagenet/0.json", '{"model": ["aa_resnet50"]}', "record` keeps: 'model' is"),
+        ("results/imagenet/0.json", '{"model": "aa_resnet50", "overrides": [1]}', "record` keeps: 'overrides' is"),
     ],
 )
 def test_a_broken_file_of_results_is_named(file, content, told, tmp_path, monkeypatch):

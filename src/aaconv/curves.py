@@ -32,7 +32,6 @@ MANY = 4
 HEADLINES = {"top1": ("top-1 accuracy (%)", "top-1"), "mAP": ("mAP (%)", "mAP")}
 """Column of metrics.csv -> the label of its axis, and the column of the paper's tables."""
 
-
 Rows = list[dict[str, Any]]
 
 
@@ -114,10 +113,8 @@ def _of_run(run: Path) -> tuple[Recipe, Rows]:
 
 
 def _of_record(path: Path) -> tuple[Recipe, Rows]:
-    record = results.read_json(path)
-    if not isinstance(record, dict) or "model" not in record:
-        raise ValueError(f"{path} is not what `aaconv record` keeps")
-    return results.recipe_of({"dataset": path.parent.name} | record), read_rows(path.with_suffix(".csv"))
+    record = results.as_record(results.read_json(path), path)
+    return results.recipe_of(record), read_rows(path.with_suffix(".csv"))
 
 
 def _title_of(recipe: Recipe, *, alone: bool) -> str:

@@ -5,6 +5,7 @@ A file is one run: "model", "top1", "top5" of the last epoch (percent; or "mAP",
 """
 
 import json
+import shlex
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
@@ -15,9 +16,17 @@ from . import recipes
 
 RESULTS = "results"
 NEUTRAL = {
-    *("seed", "data_dir", "workers", "max_unreadable", "compile", "checkpoint_every", "keep", "eval_every", "evidence")
+    *("seed", "data_dir", "workers", "max_unreadable", "compile", "checkpoint_every", "keep", "eval_every", "evidence"),
+    "summary",
 }
 """Fields of a recipe that do not make another experiment of it."""
+KINDS = {
+    **dict.fromkeys(("dataset", "name", "model", "data"), str),
+    **dict.fromkeys(("options", "overrides"), dict),
+    **dict.fromkeys(("seed", "epochs"), int),
+    **dict.fromkeys(("top1", "top5", "mAP", "mAP50", "mAP75", "seconds_per_epoch"), int | float),
+}
+"""What the fields of a record are, where they are there."""
 
 Record = dict[str, Any]
 
@@ -68,10 +77,21 @@ def read(folder: str | Path = RESULTS) -> list[Record]:
     """Every record below a folder, with its "dataset"; other JSON files are left out."""
     found = []
     for path in sorted(Path(folder).glob("*/*.json")):
-        record = read_json(path)
-        if isinstance(record, dict) and "model" in record:
-            found.append({"dataset": path.parent.name} | record)
+        content = read_json(path)
+        if isinstance(content, dict) and "model" in content:
+            found.append(as_record(content, path))
     return found
+
+
+def as_record(content: Any, path: Path) -> Record:
+    """The content of a file with its "dataset"; a ValueError where `aaconv record` would not have written it."""
+    if not isinstance(content, dict) or "model" not in content:
+        raise ValueError(f"{path} is not what `aaconv record` keeps")
+    record = {"dataset": path.parent.name} | content
+    for name, value in record.items():
+        if name in KINDS and value is not None and not isinstance(value, KINDS[name]):
+            raise ValueError(f"{path} is not what `aaconv record` keeps: {name!r} is {value!r}")
+    return record
 
 
 def read_json(path: Path) -> Any:
@@ -127,7 +147,7 @@ def recipe_of(record: Record) -> recipes.Recipe:
 
 def told_apart(recipe: recipes.Recipe) -> str:
     """The same text for recipes of one experiment, and another for all others."""
-    about = {name: value for name, value in asdict(recipe).items() if name not in NEUTRAL | {"summary"}}
+    about = {name: value for name, value in asdict(recipe).items() if name not in NEUTRAL}
     return json.dumps(about, sort_keys=True)
 
 
@@ -157,4 +177,12 @@ def options_of(recipe: recipes.Recipe, changes: dict[str, Any]) -> list[str]:
 
 
 def _written(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else "none" if value is None else f"{value}".replace(" ", "")
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return str(value).lower()
+        case str():
+            return shlex.quote(value)
+        case _:
+            return str(value).replace(" ", "")

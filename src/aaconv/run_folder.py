@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from timm.data import ImageNetInfo
 from torch import nn
 
@@ -90,7 +91,7 @@ def load_model(
     """The network of a run folder, or one by its registered name.
 
     weights      of a run: last, best or ema; by default ema where there is one, else last. Or a file, of tensors only
-    pretrained   of a name: with timm's weights
+    pretrained   of a name: with its own weights, ours or timm's
     options, num_classes   of a name: what it is built with
     """
     if is_run(source):
@@ -142,6 +143,8 @@ def _load_named(
         model = create_model(name, pretrained=pretrained, num_classes=num_classes, **options)
     except TypeError as error:
         raise ValueError(f"{name} cannot be built with {options}: {error}") from None
+    except SafetensorError as error:
+        raise ValueError(f"the weights of {name} are damaged: {error}; install or download them anew") from None
     except RuntimeError as error:
         raise ValueError(f"{name} cannot be built: {str(error).splitlines()[0]}") from None
     if weights is not None:

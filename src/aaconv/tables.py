@@ -2,7 +2,8 @@
 
 Parameters, FLOPs and map memory are counted on the built models. Accuracies come from `results/DATASET/*.json`, one
 file a run (see `results.py`), and are means over the seeds; all runs on a table's data stand below it, each experiment
-with its command. Latencies come from `benchmarks/table2.json`, a list of "model", "infer_ms", "train_ms" and "options".
+with its command, and those on other data behind the last table. Latencies come from `benchmarks/table2.json`, a list of
+"model", "infer_ms", "train_ms" and "options".
 """
 
 from __future__ import annotations
@@ -189,6 +190,16 @@ def of_table(table: PaperTable, ours: list[Experiment]) -> list[Experiment]:
     ]
 
 
+def on_other_data(ours: list[Experiment]) -> dict[str, list[Experiment]]:
+    """Data set -> our experiments, of the data that no table is about."""
+    known = {table.dataset for table in TABLES.values()}
+    found: dict[str, list[Experiment]] = {}
+    for one in ours:
+        if one.dataset not in known:
+            found.setdefault(one.dataset, []).append(one)
+    return found
+
+
 def _latencies() -> dict[tuple, dict[str, float]]:
     """(model, options) -> column -> percent over ResNet-50."""
     path = Path("benchmarks/table2.json")
@@ -215,8 +226,10 @@ def print_tables(
     """Print these tables of the paper with our values beside them, and how many of the counted cells agree."""
     ours = results.experiments(results.read(folder))
     found = _cells(numbers, ours)
+    elsewhere = on_other_data(ours) if set(numbers) >= set(TABLES) else {}
     if as_json:
         runs = [_as_json(number, one) for number in numbers for one in of_table(TABLES[number], ours)]
+        runs += [_as_json(None, one) for some in elsewhere.values() for one in some]
         print(json.dumps({"cells": [asdict(cell) for cell in found], "runs": runs}, indent=2))
         return
     output = console()
@@ -228,7 +241,9 @@ def print_tables(
             output.print(f"  {mark}) {note}", highlight=False, markup=False)
         output.print()
         if runs := of_table(TABLES[number], ours):
-            _print_runs(output, TABLES[number], runs)
+            _print_runs(output, "our runs", runs)
+    for dataset, runs in elsewhere.items():
+        _print_runs(output, f"our runs on {dataset}", runs)
     counted = [cell for cell in found if cell.column in COUNTED]
     if counted:
         agree = sum(cell.match is True for cell in counted)
@@ -294,8 +309,9 @@ def _in_full(cell: Cell) -> str:
     return cell.ours or ""
 
 
-def _as_json(number: int, one: Experiment) -> dict[str, object]:
-    about = {"table": number, "recipe": one.name, "model": one.model, "options": one.options, "epochs": one.epochs}
+def _as_json(number: int | None, one: Experiment) -> dict[str, object]:
+    about = {"table": number, "dataset": one.dataset, "recipe": one.name}
+    about |= {"model": one.model, "options": one.options, "epochs": one.epochs}
     means = {
         metric: {"mean": one.mean(metric), "deviation": one.deviation(metric), "values": one.values(metric)}
         for metric in map(_name, ACCURACY)
@@ -304,23 +320,26 @@ def _as_json(number: int, one: Experiment) -> dict[str, object]:
     return about | {"runs": len(one.runs), "seeds": one.seeds} | means | {"command": one.command}
 
 
-def _print_runs(output: Console, table: PaperTable, ours: list[Experiment]) -> None:
-    """Our runs on the data of a table: a line an experiment, and what trains it."""
-    columns = [column for column in table.columns if column in ACCURACY]
+def _print_runs(output: Console, title: str, ours: list[Experiment]) -> None:
+    """Our runs on some data: a line an experiment, and what trains it."""
+    columns = [column for column in ACCURACY if any(one.values(_name(column)) for one in ours)]
+    in_the_paper = [column for column in columns if any(_of_the_paper(one, column) for one in ours)]
     shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    shown.add_column("our runs", no_wrap=True)
+    shown.add_column(title, no_wrap=True)
     for header in ("n", "epochs", "s / epoch"):
         shown.add_column(header, justify="right", no_wrap=True)
     for column in columns:
         shown.add_column(column, no_wrap=True)
-        shown.add_column("paper", justify="right", no_wrap=True)
+        if column in in_the_paper:
+            shown.add_column("paper", justify="right", no_wrap=True)
     commands = [one.command for one in ours if one.command]
     for one in ours:
         seconds = one.mean("seconds_per_epoch")
         mark = f" {commands.index(one.command) + 1})" if one.command else ""
         values = []
         for column in columns:
-            values += [_with_deviation(one, _name(column)), _of_the_paper(one, column)]
+            values.append(_with_deviation(one, _name(column)))
+            values += [_of_the_paper(one, column)] if column in in_the_paper else []
         shown.add_row(
             Text(one.name).append(mark, "dim"), str(len(one.runs)), str(one.epochs or ""),
             "" if seconds is None else f"{seconds:.1f}", *values,

@@ -95,14 +95,17 @@ def _plot(chosen: argparse.Namespace) -> None:
     from ..run_folder import is_run
 
     first, *others = chosen.what
-    if first in PLOTS:
+    if any(what in PLOTS for what in chosen.what):
         if others:
-            raise ValueError(f"one figure at a time, got {' '.join(chosen.what)}")
+            raise ValueError(f"one figure at a time, and without runs, got {' '.join(chosen.what)}")
         print(f"drew {save(first, chosen.output or f'{first}.png')}")
         return
     for place in chosen.what:
-        if not is_run(place) and not is_recorded(place):
-            raise ValueError(f"there is no run or figure {place!r}{nearest(place, list(PLOTS))}")
+        if is_run(place) or is_recorded(place):
+            continue
+        if place.endswith(".json") and Path(place).is_file():
+            raise ValueError(f"{place} has no metrics beside it, {Path(place).with_suffix('.csv').name}")
+        raise ValueError(f"there is no run or figure {place!r}{nearest(place, list(PLOTS))}")
     print(f"drew {draw(chosen.what, chosen.output or 'curves.png')}")
 
 
