@@ -30,6 +30,8 @@ SHAPES = [  # batch, height, width, heads, key depth, value depth
     (1, 14, 14, 1, 20, 3),
     (1, 3, 40, 1, 20, 2),
     (1, 17, 3, 1, 32, 32),
+    (1, 2, 3, 2, 61, 2),
+    (1, 2, 3, 2, 120, 2),
 ]
 
 
@@ -55,7 +57,9 @@ def test_tables_per_head_or_none(shape, tables):
 
 
 @interpreted
-@pytest.mark.parametrize("shape", [(2, 3, 5, 2, 20, 3), (2, 8, 8, 2, 20, 8), (1, 8, 9, 1, 20, 6)], ids=str)
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 5, 2, 20, 3), (2, 8, 8, 2, 20, 8), (1, 8, 9, 1, 20, 6), (1, 3, 5, 2, 53, 2)], ids=str
+)
 def test_half_precision_matches_float64(shape):
     assert_as_good_as_eager(random_inputs(*shape), torch.float16, shape[3], shape[4])
 
@@ -177,6 +181,8 @@ def test_why_not_names_the_value(monkeypatch):
     assert "bfloat16" in reason((1, 3, 3, 86), torch.bfloat16)
     assert "160 channels" in reason((1, 3, 3, 650), key_channels=320)
     assert "3 x 200" in reason((1, 3, 200, 86))
+    assert "shared memory" in reason((1, 40, 8, 602), key_channels=200)
+    assert reason((1, 32, 32, 602), key_channels=200) is None
     assert reason((1, 3, 3, 86)) is None
 
 

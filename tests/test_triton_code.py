@@ -17,7 +17,7 @@ def plan(shape, dtype):
     batch, height, width, heads, depth, value_depth = shape
     qkv = torch.empty(batch, height * width, heads * (2 * depth + value_depth), dtype=dtype, device="meta")
     rel_h, rel_w = (torch.empty(2 * side - 1, depth, device="meta") for side in (height, width))
-    return triton_backend._prepare(qkv, rel_h, rel_w, height, heads, heads * depth)[0]
+    return triton_backend._prepare(qkv, rel_h, rel_w, height, heads, heads * depth, backward=True)[0]
 
 
 def code(name, shape, dtype):
@@ -72,3 +72,13 @@ def test_tiles_have_few_warps_and_fit_their_rows(shape, dtype):
         assert tile.warps <= 2
         if kernel.startswith("attend"):
             assert sizes["GROUP"] % (tile.keys // sizes["KEY_COLS"]) == 0
+
+
+@pytest.mark.parametrize("depth", range(1, triton_backend.MAX_DEPTH + 1))
+def test_parts_of_a_key_do_not_overlap(depth):
+    """MAIN channels of the head and no more; the rest, the edge, three parts of the log-sum-exp; the rows."""
+    main, rows_at, tail = triton_backend._key_parts(depth)
+    assert main <= depth
+    assert depth - main + 4 <= rows_at
+    assert rows_at + triton_backend.GROUP <= tail
+    assert {part & (part - 1) for part in (main, tail)} == {0}  # powers of two

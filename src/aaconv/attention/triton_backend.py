@@ -21,6 +21,8 @@ HAS_TRITON = importlib.util.find_spec("triton") is not None
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 MAX_DEPTH = 128
 MAX_SIDE = 128
+MAX_OPERAND = 2**17
+"""Bytes of the largest operand of a product in shared memory: relative vectors, or the factors that make the tails."""
 PROGRAMS = 1056
 """Programs that add up the tables' gradient: 8 for each of an H200's 132 multiprocessors."""
 SCRATCH = 8.0
@@ -101,6 +103,10 @@ def why_not(
         return f"a head of {depth} channels is larger than {MAX_DEPTH}"
     if max(qkv.shape[1], qkv.shape[2]) > MAX_SIDE:
         return f"a map of {qkv.shape[1]} x {qkv.shape[2]} is larger than {MAX_SIDE} x {MAX_SIDE}"
+    fitting = MAX_OPERAND // (_padded(key_channels // num_heads) * qkv.dtype.itemsize)
+    tails = _ceil(qkv.shape[1], GROUP) * _key_parts(key_channels // num_heads)[2]
+    if tails > fitting or (rel_h is not None and 2 * (qkv.shape[1] + qkv.shape[2]) - 2 > fitting):
+        return f"a map of {qkv.shape[1]} x {qkv.shape[2]} with heads of {depth} channels needs too much shared memory"
     if qkv.device.type == "cuda":
         major, minor = _capability(qkv.device.index or 0)
         if major < 8:
@@ -315,27 +321,20 @@ _plan = functools.lru_cache(maxsize=1024)(_Plan)
 def _layout(height: int, width: int, depth: int, value_depth: int) -> dict[str, int]:
     """How `pack` lays out its operands, see triton_kernels."""
 
-    def tail(main: int) -> tuple[int, int]:
-        rows_at = _ceil(depth - main + 4, 8) * 8  # aligned, after the rest of q, the edge and the log-sum-exp
-        return rows_at, _padded(rows_at + GROUP)
-
-    # Either the depth's largest power of two and a tail with the rest, or all of it and a tail for the rows alone.
-    split, whole = 1 << (depth.bit_length() - 1) if depth >= 16 else 0, _padded(depth)
-    main = min((split, whole), key=lambda main: main + tail(min(main, depth))[1])
-    rows_at, tail_width = tail(min(main, depth))
+    main, rows_at, tail = _key_parts(depth)
     # The widest strips that do not pad the map much: fewer strips, fewer parts of the rows' gradients.
     columns = next(columns for columns in (32, 16, 8) if _ceil(width, columns) * columns <= 1.25 * _ceil(width, 8) * 8)
     groups, strips = _ceil(height, GROUP), _ceil(width, columns)
     return {
-        "D_PAD": whole,
+        "D_PAD": _padded(depth),
         "MAIN": main,
-        "TAIL": tail_width,
+        "TAIL": tail,
         "ROWS_AT": rows_at,
-        "KEY": _padded(main + tail_width),
+        "KEY": _padded(main + tail),
         "GROUP": GROUP,
         "GROUPS": groups,
         "COLUMNS": strips * columns,
-        "TAILS_PADDED": _padded(groups * tail_width),
+        "TAILS_PADDED": _padded(groups * tail),
         "COLUMNS_PADDED": _padded(strips * columns),
         "PLACES": _padded(strips * columns + groups * GROUP),
         "VALUES": _padded(value_depth + 2),
@@ -344,6 +343,13 @@ def _layout(height: int, width: int, depth: int, value_depth: int) -> dict[str, 
         "STRIPS": strips,
         "ALL_SLOTS": strips * columns * groups * GROUP,
     }
+
+
+def _key_parts(depth: int) -> tuple[int, int, int]:
+    """MAIN, never more than the depth: the rest of q, the edge and the log-sum-exp follow it; ROWS_AT and TAIL."""
+    main = 1 << (depth.bit_length() - 1) if depth >= 16 else 0
+    rows_at = _ceil(depth - main + 4, 8) * 8  # aligned
+    return main, rows_at, _padded(rows_at + GROUP)
 
 
 def _ceil(size: int, step: int) -> int:
