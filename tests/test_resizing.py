@@ -44,3 +44,18 @@ def test_no_atomic_addition_in_the_compiled_gradient():
     _, code = run_and_get_code(gradient)
     assert len(code) == 2
     assert not any("atomic_add" in part for part in code)
+
+
+def test_exports_with_any_size_where_gradients_are_enabled():
+    class Resized(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.convolution = torch.nn.Conv2d(3, 4, 3, stride=2, padding=1)
+
+        def forward(self, x):
+            return resize(self.convolution(x), x.shape[2:])
+
+    height, width = (torch.export.Dim(name, min=8, max=64) for name in ("height", "width"))
+    network, x = Resized(), torch.randn(1, 3, 21, 18)
+    program = torch.export.export(network, (torch.randn(1, 3, 12, 16),), dynamic_shapes=({2: height, 3: width},))
+    torch.testing.assert_close(program.module()(x), network(x))
