@@ -208,6 +208,7 @@ def test_the_file_is_in_half_precision_and_evaluated(run, folder):
     found = evaluate(run, weights=str(path), data="shapes", device="cpu")
     assert {name: facts[name] for name in found.metrics} == found.metrics
     assert facts["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert facts["weights"] == "last"
     assert (facts["recipe"], facts["epochs"], facts["label_names"]) == (
         "demo-aa",
         1,
@@ -220,6 +221,14 @@ def test_files_that_are_being_written_are_not_taken_for_weights(tmp_path):
     for name in (".aa_small.shapes.17.safetensors", "aa_small.shapes.safetensors"):
         (tmp_path / name).write_bytes(b"")
     assert _weights.shipped(tmp_path) == _weights.shipped(tmp_path / "none") == {}
+
+
+def test_a_damaged_description_costs_only_its_weights(tmp_path, caplog):
+    for name, text in {"one.tag": "{", "two.tag": '{"recipe": 1}'}.items():
+        (tmp_path / f"{name}.safetensors").touch()
+        (tmp_path / f"{name}.json").write_text(text)
+    assert _weights.shipped(tmp_path) == {}
+    assert [str(tmp_path / name) in caplog.text for name in ("one.tag.json", "two.tag.json")] == [True, True]
 
 
 def test_damaged_weights_are_told_in_a_line(monkeypatch):

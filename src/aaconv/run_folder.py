@@ -62,6 +62,11 @@ def is_run(path: str | Path) -> bool:
     return (Path(path) / RECIPE).is_file()
 
 
+def usual_weights(run: str | Path) -> str:
+    """Which of a run's weights are taken where none are named: their moving average, where there is one."""
+    return "ema" if (Path(run) / WEIGHTS["ema"]).is_file() else "last"
+
+
 def is_finished(run: str | Path) -> bool:
     summary = Path(run) / SUMMARY
     return summary.is_file() and bool(_read_json(summary).get("finished"))
@@ -107,8 +112,7 @@ def _load_run(run: Path, weights: str | Path | None, device: torch.device | str)
     recipe, config = recipes.load(run / RECIPE), read_config(run)
     facts = facts_of(config, run)
     model = create_task(recipe).build(facts)
-    if weights is None:
-        weights = "ema" if (run / WEIGHTS["ema"]).is_file() else "last"
+    weights = weights or usual_weights(run)
     file = run / WEIGHTS[weights] if weights in WEIGHTS else Path(weights)
     if weights in WEIGHTS and not file.is_file():
         there = [name for name, path in WEIGHTS.items() if (run / path).is_file()]

@@ -30,6 +30,7 @@ from .run_folder import (
     overrides_of,
     read_config,
     read_environment,
+    usual_weights,
     write_json,
     write_weights,
 )
@@ -66,7 +67,9 @@ def export_weights(
         say(f"evaluating the file on {len(dataset):,} images of {dataset.name}")
         found = judge(loaded, dataset, device=where)
         data = draft.read_bytes()
-    facts = _facts(Path(source), recipe, found) | {"sha256": hashlib.sha256(data).hexdigest()}
+    facts = _facts(Path(source), recipe, found)
+    # "best" was chosen by the images it is judged on here: a reader should know.
+    facts |= {"weights": str(weights or usual_weights(source)), "sha256": hashlib.sha256(data).hexdigest()}
     write_json(path.with_suffix(".json"), facts)
     say(f"wrote {path}: {len(data) / 1e6:.1f} MB, top-1 {facts['top1']:.2f} %, top-5 {facts['top5']:.2f} %")
     return facts

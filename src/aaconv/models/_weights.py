@@ -7,6 +7,7 @@ weights/NAME.TAG.json          what they are: data, accuracy, recipe, commit, cl
 """
 
 import json
+import logging
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -16,12 +17,21 @@ FOLDER = Path(__file__).parents[1] / "weights"
 OF_TIMM = ("num_classes", "input_size", "mean", "std", "crop_pct", "label_names")
 """What timm's pretrained_cfg takes over as it is."""
 
+_logger = logging.getLogger(__name__)
+
 
 @cache
 def shipped(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
     """NAME.TAG -> timm's pretrained_cfg of every file of weights in the folder; not of one that is being written."""
     files = [file for file in sorted(folder.glob("[!.]*.safetensors")) if file.with_suffix(".json").is_file()]
-    return {file.name.removesuffix(file.suffix): _cfg(file) for file in files}
+    known = {}
+    for file in files:
+        try:
+            known[file.name.removesuffix(file.suffix)] = _cfg(file)
+        except (OSError, ValueError, KeyError, TypeError) as error:  # the rest of the package works without it
+            reason = f"{type(error).__name__}: {error}"
+            _logger.warning("no weights for %s: %s is damaged (%s)", file.stem, file.with_suffix(".json"), reason)
+    return known
 
 
 def _cfg(file: Path) -> dict[str, Any]:
