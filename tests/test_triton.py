@@ -13,7 +13,7 @@ import torch
 from fused_laws import assert_as_good_as_eager, output_and_gradients, poisoned_buffers, random_inputs, rising_inputs  # noqa: F401
 from torch.utils.flop_counter import FlopCounterMode
 
-from aaconv.attention import eager, triton_backend
+from aaconv.attention import eager, triton_backend, triton_plan
 
 INTERPRETED = triton_backend.INTERPRETED
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the process test_in_the_interpreter starts")
@@ -32,6 +32,7 @@ SHAPES = [  # batch, height, width, heads, key depth, value depth
     (1, 17, 3, 1, 32, 32),
     (1, 2, 3, 2, 61, 2),
     (1, 2, 3, 2, 120, 2),
+    (1, 9, 10, 1, 100, 2),  # more relative vectors than are done at a time
 ]
 
 
@@ -119,11 +120,27 @@ def test_logits_may_rise_far_above_those_of_the_first_keys(dtype):
 
 
 @interpreted
+def test_small_weights_count_beside_a_large_one_in_half_precision():
+    """The first key has nearly all of the weight; the others, 2**-17 of it each, are a tenth of a percent together."""
+    qkv, rel_h, rel_w, grad = random_inputs(1, 12, 12, 1, 20, 1)
+    qkv[..., :40] = 0
+    qkv[..., :20] = 1
+    qkv[0, 0, 0, 20:40] = 17 * 0.6931 / 20**0.5
+    qkv[..., 40] = 3
+    qkv[0, 0, 0, 40] = 0
+    inputs = (qkv, rel_h * 0, rel_w * 0, grad)
+    exact = output_and_gradients(eager.attend, inputs, torch.float64, 1, 20)[0]
+    assert exact.min() > 2e-3
+    fused = output_and_gradients(triton_backend.attend, inputs, torch.float16, 1, 20)[0]
+    torch.testing.assert_close(fused.double(), exact, rtol=0.02, atol=0)
+
+
+@interpreted
 def test_scratch_in_chunks_changes_nothing(monkeypatch):
     inputs = random_inputs(2, 5, 6, 2, 4, 1)
     whole = output_and_gradients(triton_backend.attend, inputs, torch.float32, 2, 4)
-    monkeypatch.setattr(triton_backend, "SCRATCH", 0)
-    monkeypatch.setattr(triton_backend, "_plan", triton_backend._Plan)  # not the one that is remembered
+    monkeypatch.setattr(triton_plan, "SCRATCH", 0)
+    monkeypatch.setattr(triton_backend, "plan_for", triton_plan.Plan)  # not the one that is remembered
     chunked = output_and_gradients(triton_backend.attend, inputs, torch.float32, 2, 4)
     assert all(torch.equal(a, b) for a, b in zip(whole, chunked, strict=True))
 

@@ -7,7 +7,7 @@ triton = pytest.importorskip("triton", reason="triton is not installed")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from aaconv.attention import triton_backend  # noqa: E402
+from aaconv.attention import triton_backend, triton_plan  # noqa: E402
 
 POINTERS = dict.fromkeys(("lse", "grad_tables", "rel_h", "rel_w"), "*fp32")
 
@@ -38,7 +38,7 @@ def code(name, shape, dtype):
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
 
 
-KERNELS = list(triton_backend.TILES)
+KERNELS = list(triton_plan.TILES)
 SHAPES = [(2, 14, 14, 8, 20, 3), (2, 32, 32, 8, 20, 2)]
 
 
@@ -77,8 +77,8 @@ def test_tiles_have_few_warps_and_fit_their_rows(shape, dtype):
 @pytest.mark.parametrize("depth", range(1, triton_backend.MAX_DEPTH + 1))
 def test_parts_of_a_key_do_not_overlap(depth):
     """MAIN channels of the head and no more; the rest, the edge, three parts of the log-sum-exp; the rows."""
-    main, rows_at, tail = triton_backend._key_parts(depth)
+    main, rows_at, tail = triton_plan.key_parts(depth)
     assert main <= depth
     assert depth - main + 4 <= rows_at
-    assert rows_at + triton_backend.GROUP <= tail
+    assert rows_at + triton_plan.GROUP <= tail
     assert {part & (part - 1) for part in (main, tail)} == {0}  # powers of two

@@ -117,7 +117,7 @@ def attend_forward(
     STRIDE_B: tl.constexpr, STRIDE_P: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr,
-    VALUES: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr, MARGIN: tl.constexpr, EXACT: tl.constexpr,
+    VALUES: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr,
     DV_PAD: tl.constexpr,
 ):  # fmt: skip
@@ -151,7 +151,7 @@ def attend_forward(
     s = add_product(s, q_tail, tl.trans(k_tail), PRECISION, EXACT)
     if MAIN > 0:
         s = add_product(s, q, tl.trans(k), PRECISION, EXACT)
-    peak = tl.max(s, 1) * SCALE + MARGIN
+    peak = tl.max(s, 1) * SCALE
     mixed, _ = mix_values(
         q, queries, keys, values, pixel, inside, peak, H, MAIN, TAIL, GROUP, GROUPS, STRIDE, ROWS, STRIPS, VALUES,
         RELATIVE, SCALE, EXACT, PRECISION, WHOLE, BLOCK_M, KEY_ROWS, KEY_COLS, DV_PAD, False,
@@ -257,11 +257,10 @@ def attend_backward_queries(
 
 @triton.jit
 def load_tables(
-    rel_h, rel_w, head, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr, OFFSETS: tl.constexpr,
+    rel_h, rel_w, head, offset, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
     TABLES_PER_HEAD: tl.constexpr,
 ):  # fmt: skip
-    """[OFFSETS, D_PAD]: the 2H - 1 relative vectors of the rows, then the 2W - 1 of the columns."""
-    offset = tl.arange(0, OFFSETS)
+    """[offsets, D_PAD]: these of the 2H - 1 relative vectors of the rows and, after them, the 2W - 1 of the columns."""
     of_row = offset < 2 * H - 1
     if TABLES_PER_HEAD:
         rel_h += head * ((2 * H - 1) * D)
@@ -282,7 +281,8 @@ def relative_backward(
 ):  # fmt: skip
     """grad_logits into the gradients of the queries (added to what is there) and of the tables. One program an
     (image, head, split): it walks over its query tiles and owns its slice of grad_tables
-    [image_heads, SPLITS, 2H + 2W - 2, D], so no atomics and one result every time.
+    [image_heads, SPLITS, 2H + 2W - 2, D], so no atomics and one result every time. It does so once for every OFFSETS of
+    the tables' vectors: more have no room in its registers.
     """
     LENGTH: tl.constexpr = 2 * H + 2 * W - 2
     GRAD_W: tl.constexpr = HEADS * (2 * D + DV)
@@ -291,35 +291,37 @@ def relative_backward(
     local_image_head, image_head, image, head = find_head(tl.program_id(0) // SPLITS, first_image_head, HEADS)
     grad_base = grad_qkv + image * (H * W * GRAD_W) + head * D
     grad_logits += local_image_head * (H * W * (COLUMNS + STRIPS * ROWS))
-    vectors = load_tables(rel_h, rel_w, head, H, W, D, D_PAD, OFFSETS, TABLES_PER_HEAD).to(qkv.dtype.element_ty)
-    grad_vectors = tl.zeros([OFFSETS, D_PAD], tl.float32)
-    offset = tl.arange(0, OFFSETS)
-    of_row = (offset < 2 * H - 1)[None, :]
     places = tl.arange(0, PLACES)[None, :]
-    for start in range(split * BLOCK_M, H * W, SPLITS * BLOCK_M):
-        pixel = start + tl.arange(0, BLOCK_M)
-        iy = (pixel // W)[:, None]
-        ix = (pixel % W)[:, None]
-        inside = pixel < H * W
-        q_base = qkv + image * STRIDE_B + head * D
-        q = load_pixels(q_base, pixel * STRIDE_P, inside, D, D_PAD)
-        exists = inside[:, None] & (places < COLUMNS + ROWS)
-        pointers = grad_logits + pixel[:, None] * (COLUMNS + STRIPS * ROWS) + places
-        by_place = tl.load(pointers, mask=exists, other=0.0)
-        for strip in tl.static_range(1, STRIPS):
-            rows = tl.load(pointers + strip * ROWS, mask=exists & (places >= COLUMNS), other=0.0)
-            by_place = (by_place.to(tl.float32) + rows.to(tl.float32)).to(q.dtype)
-        # the skew undone: by column and row -> by relative offset
-        place = offset[None, :] + tl.where(of_row, iy - (H - 1), ix - (2 * H + W - 2))
-        exists = place.to(tl.uint32, bitcast=True) < tl.where(of_row, H, W).to(tl.uint32)
-        by_offset = tl.gather(by_place, (place + tl.where(of_row, COLUMNS, 0)) & (PLACES - 1), 1)
-        by_offset = tl.where(exists, by_offset, 0.0).to(q.dtype)
-        grad_q = tl.dot(by_offset, vectors, input_precision=PRECISION) * LOGIT_SCALE
-        grad_q += load_pixels(grad_base, pixel * GRAD_W, inside, D, D_PAD).to(tl.float32)
-        store_pixels(grad_base, pixel * GRAD_W, inside, grad_q, D, D_PAD)
-        grad_vectors = add_product(grad_vectors, tl.trans(by_offset), q, PRECISION, EXACT)
-    base = grad_tables + (image_head * SPLITS + split) * (LENGTH * D)
-    store_pixels(base, offset * D, offset < LENGTH, grad_vectors * LOGIT_SCALE, D, D_PAD)
+    for first in range(0, LENGTH, OFFSETS):
+        offset = first + tl.arange(0, OFFSETS)
+        of_row = (offset < 2 * H - 1)[None, :]
+        vectors = load_tables(rel_h, rel_w, head, offset, H, W, D, D_PAD, TABLES_PER_HEAD).to(qkv.dtype.element_ty)
+        grad_vectors = tl.zeros([OFFSETS, D_PAD], tl.float32)
+        for start in range(split * BLOCK_M, H * W, SPLITS * BLOCK_M):
+            pixel = start + tl.arange(0, BLOCK_M)
+            iy = (pixel // W)[:, None]
+            ix = (pixel % W)[:, None]
+            inside = pixel < H * W
+            q = load_pixels(qkv + image * STRIDE_B + head * D, pixel * STRIDE_P, inside, D, D_PAD)
+            exists = inside[:, None] & (places < COLUMNS + ROWS)
+            pointers = grad_logits + pixel[:, None] * (COLUMNS + STRIPS * ROWS) + places
+            by_place = tl.load(pointers, mask=exists, other=0.0)
+            for strip in tl.static_range(1, STRIPS):
+                rows = tl.load(pointers + strip * ROWS, mask=exists & (places >= COLUMNS), other=0.0)
+                by_place = (by_place.to(tl.float32) + rows.to(tl.float32)).to(q.dtype)
+            # the skew undone: by column and row -> by relative offset
+            place = offset[None, :] + tl.where(of_row, iy - (H - 1), ix - (2 * H + W - 2))
+            exists = place.to(tl.uint32, bitcast=True) < tl.where(of_row, H, W).to(tl.uint32)
+            by_offset = tl.gather(by_place, (place + tl.where(of_row, COLUMNS, 0)) & (PLACES - 1), 1)
+            by_offset = tl.where(exists, by_offset, 0.0).to(q.dtype)
+            grad_q = tl.dot(by_offset, vectors, input_precision=PRECISION) * LOGIT_SCALE
+            grad_q += load_pixels(grad_base, pixel * GRAD_W, inside, D, D_PAD).to(tl.float32)
+            store_pixels(grad_base, pixel * GRAD_W, inside, grad_q, D, D_PAD)
+            grad_vectors = add_product(grad_vectors, tl.trans(by_offset), q, PRECISION, EXACT)
+        base = grad_tables + (image_head * SPLITS + split) * (LENGTH * D)
+        store_pixels(base, offset * D, offset < LENGTH, grad_vectors * LOGIT_SCALE, D, D_PAD)
+        if LENGTH > OFFSETS:
+            tl.debug_barrier()  # the next offsets are added to what other threads have stored
 
 
 @triton.jit(do_not_specialize=["first_image_head"])

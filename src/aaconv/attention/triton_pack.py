@@ -44,92 +44,40 @@ def find_head(number, first_image_head, HEADS: tl.constexpr):
 
 @triton.jit
 def load_line(
-    qkv, table, head, image, i, first,
+    qkv, table, image, head, number,
     STRIDE_B: tl.constexpr, STRIDE_P: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr,
-    D_PAD: tl.constexpr, TABLES_PER_HEAD: tl.constexpr, ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
+    D_PAD: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr,
+    PADDED: tl.constexpr, TABLES_PER_HEAD: tl.constexpr, RELATIVE: tl.constexpr, ROWS: tl.constexpr,
+    BLOCK_M: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M queries, from `first` on, of image row i (ROWS) or image column i: in a line all of them have the same
-    relative vectors for the same places, so that nothing needs to be skewed. Returns the queries [BLOCK_M, D_PAD],
-    their pixels, whether they exist, and where in the table the vector of place 0 is: place p has the p-th after it."""
-    side: tl.constexpr = H if ROWS else W  # as long as a line of the other direction
-    along = first + tl.arange(0, BLOCK_M)
-    pixel = i * W + along if ROWS else along * W + i
-    exists = along < (W if ROWS else H)
-    q = load_pixels(qkv + image * STRIDE_B + head * D, pixel * STRIDE_P, exists, D, D_PAD)
-    vectors = table + (side - 1 - i) * D + (head * ((2 * side - 1) * D) if TABLES_PER_HEAD else 0)
-    return q, pixel, exists, vectors
+    """BLOCK_M queries of one image row (ROWS) or column, and what they are multiplied with. In a line all queries have
+    the same relative vectors for the same places, so that nothing needs to be skewed.
 
+    Returns the queries [BLOCK_M, D_PAD], their pixels, which of them exist, and the factors [PADDED, D_PAD].
+    """
+    length: tl.constexpr = W if ROWS else H  # of a line
+    side: tl.constexpr = H if ROWS else W  # how many lines there are, and so places across them
+    blocks: tl.constexpr = (length + BLOCK_M - 1) // BLOCK_M
+    line = number // blocks
+    along = number % blocks * BLOCK_M + tl.arange(0, BLOCK_M)
+    pixel = line * W + along if ROWS else along * W + line
+    there = along < tl.where(line < side, length, 0)  # there may be more programs than lines
+    q = load_pixels(qkv + image * STRIDE_B + head * D, pixel * STRIDE_P, there, D, D_PAD)
 
-@triton.jit
-def pack_line(
-    qkv, table, queries, lse, local_image_head, image, head, i, first,
-    STRIDE_B: tl.constexpr, STRIDE_P: tl.constexpr,
-    H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, D_PAD: tl.constexpr,
-    MAIN: tl.constexpr, TAIL: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
-    COLUMNS: tl.constexpr, PADDED: tl.constexpr, TABLES_PER_HEAD: tl.constexpr, RELATIVE: tl.constexpr,
-    OUTSIDE: tl.constexpr, KEY_SCALE: tl.constexpr, LOG_SUM: tl.constexpr, PRECISION: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_M: tl.constexpr,
-):  # fmt: skip
-    """The tails (ROWS) or the columns' logits of BLOCK_M queries of one image row or column: one product."""
-    WIDTH: tl.constexpr = GROUPS * TAIL if ROWS else COLUMNS
-    STRIDE: tl.constexpr = GROUPS * TAIL + COLUMNS
-    q, pixel, exists, vectors = load_line(
-        qkv, table, head, image, i, first, STRIDE_B, STRIDE_P, H, W, D, D_PAD, TABLES_PER_HEAD, ROWS, BLOCK_M,
-    )  # fmt: skip
     wide = tl.arange(0, PADDED)
     depth = tl.arange(0, D_PAD)[None, :]
     part = wide % TAIL if ROWS else wide
     place = (wide // TAIL) * GROUP + part - ROWS_AT if ROWS else wide
-    known = (part >= ROWS_AT) & (part < ROWS_AT + GROUP) & (place < H) if ROWS else wide < W
+    known = place < tl.where(line < side, side, 0)
+    if ROWS:
+        known = known & (part >= ROWS_AT) & (part < ROWS_AT + GROUP)
+    vectors = table + (head * ((2 * side - 1) * D) if TABLES_PER_HEAD else 0) + (side - 1 - line) * D
     factors = tl.load(
         vectors + place[:, None] * D + depth, mask=(known & RELATIVE)[:, None] & (depth < D), other=0.0
     ).to(q.dtype)  # fmt: skip
     if ROWS:  # unit vectors bring the last channels of q to their places
         factors = tl.where((part < D - MAIN)[:, None] & (depth == (MAIN + part)[:, None]), 1.0, factors).to(q.dtype)
-    packed = tl.dot(q, tl.trans(factors), input_precision=PRECISION)
-    if ROWS:
-        packed *= tl.where(part < ROWS_AT, 1.0, KEY_SCALE)[None, :]
-        packed = tl.where((part == D - MAIN)[None, :], OUTSIDE, packed)
-        if LOG_SUM:
-            rest = -tl.load(lse + pixel, mask=exists, other=0.0) - tl.load(lse + H * W + pixel, mask=exists, other=0.0)
-            for digits in tl.static_range(3):
-                rounded = rest.to(q.dtype).to(tl.float32)
-                packed = tl.where((part == D - MAIN + 1 + digits)[None, :], rounded[:, None], packed)
-                rest -= rounded
-    else:
-        packed *= KEY_SCALE
-    start = queries + local_image_head * (H * W * STRIDE) + (0 if ROWS else GROUPS * TAIL)
-    store_pixels(start, pixel * STRIDE, exists, packed, WIDTH, PADDED)
-
-
-@triton.jit
-def pack_keys(
-    qkv, keys, values, local_image_head, image, head, tile,
-    STRIDE_B: tl.constexpr, STRIDE_P: tl.constexpr,
-    HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
-    MAIN: tl.constexpr, TAIL: tl.constexpr, KEY: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr,
-    VALUES: tl.constexpr, KEY_COLS: tl.constexpr, ALL_SLOTS: tl.constexpr, KEY_SCALE: tl.constexpr,
-    SLOTS: tl.constexpr,
-):  # fmt: skip
-    ALL_ROWS: tl.constexpr = (H + GROUP - 1) // GROUP * GROUP
-    slot = tile * SLOTS + tl.arange(0, SLOTS)
-    exists = slot < ALL_SLOTS
-    jy = (slot // KEY_COLS) % ALL_ROWS
-    jx = (slot // (KEY_COLS * ALL_ROWS)) * KEY_COLS + slot % KEY_COLS
-    on_map = (jy < H) & (jx < W)
-    place = (jy * W + jx) * STRIDE_P
-    base = qkv + image * STRIDE_B
-    k = load_pixels(base + (HEADS + head) * D, place, on_map, D, KEY)
-    depth = tl.arange(0, KEY)[None, :]
-    k = tl.where(depth == D, tl.where(on_map, 0.0, 1.0)[:, None], k.to(tl.float32) * KEY_SCALE)
-    k = tl.where((depth > D) & (depth <= D + 3), 1.0, k)
-    k = tl.where(depth - (MAIN + ROWS_AT) == (jy % GROUP)[:, None], 1.0, k)
-    keys += local_image_head * (ALL_SLOTS * (MAIN + TAIL))
-    store_pixels(keys, slot * (MAIN + TAIL), exists, k, MAIN + TAIL, KEY)
-    v = load_pixels(base + 2 * HEADS * D + head * DV, place, on_map, DV, VALUES)
-    depth = tl.arange(0, VALUES)[None, :]
-    v = tl.where((depth == DV) | (depth == DV + 1), 1.0, v)
-    store_pixels(values + local_image_head * (ALL_SLOTS * VALUES), slot * VALUES, exists, v, VALUES, VALUES)
+    return q, pixel, there, factors
 
 
 @triton.jit(do_not_specialize=["first_image_head"])
@@ -138,39 +86,62 @@ def pack(
     STRIDE_B: tl.constexpr, STRIDE_P: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, KEY: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr,
-    GROUPS: tl.constexpr, COLUMNS: tl.constexpr, VALUES: tl.constexpr, KEY_COLS: tl.constexpr,
-    ALL_SLOTS: tl.constexpr, TAILS_PADDED: tl.constexpr, COLUMNS_PADDED: tl.constexpr,
-    TABLES_PER_HEAD: tl.constexpr, RELATIVE: tl.constexpr, OUTSIDE: tl.constexpr, KEY_SCALE: tl.constexpr,
-    LOG_SUM: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, SLOTS: tl.constexpr,
+    GROUPS: tl.constexpr, COLUMNS: tl.constexpr, VALUES: tl.constexpr, KEY_COLS: tl.constexpr, STRIPS: tl.constexpr,
+    TAILS_PADDED: tl.constexpr, COLUMNS_PADDED: tl.constexpr, TABLES_PER_HEAD: tl.constexpr, RELATIVE: tl.constexpr,
+    OUTSIDE: tl.constexpr, KEY_SCALE: tl.constexpr, LOG_SUM: tl.constexpr, PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
-    """The operands of the attention, see above. Of each head's programs the first ones take BLOCK_M queries of an image
-    row, the next BLOCK_M queries of an image column, the last SLOTS keys."""
-    row_blocks: tl.constexpr = (W + BLOCK_M - 1) // BLOCK_M
-    column_blocks: tl.constexpr = (H + BLOCK_M - 1) // BLOCK_M
-    in_rows: tl.constexpr = H * row_blocks
-    in_columns: tl.constexpr = W * column_blocks if RELATIVE else 0
-    of_keys: tl.constexpr = (ALL_SLOTS + SLOTS - 1) // SLOTS
-    programs: tl.constexpr = in_rows + in_columns + of_keys
-    local_image_head, image_head, image, head = find_head(tl.program_id(0) // programs, first_image_head, HEADS)
-    lse += image_head * (2 * H * W)
-    program = tl.program_id(0) % programs
-    if program < in_rows:
-        pack_line(
-            qkv, rel_h, queries, lse, local_image_head, image, head,
-            program // row_blocks, program % row_blocks * BLOCK_M,
-            STRIDE_B, STRIDE_P, H, W, D, D_PAD, MAIN, TAIL, ROWS_AT, GROUP, GROUPS, COLUMNS,
-            TAILS_PADDED, TABLES_PER_HEAD, RELATIVE, OUTSIDE, KEY_SCALE, LOG_SUM, PRECISION, True, BLOCK_M,
+    """The operands of the attention, see above. A program takes BLOCK_M queries of an image row, BLOCK_M queries of an
+    image column and a row of a strip of keys, all of one head, and loads them all before it stores anything: each hides
+    the latency of the others. So many PROGRAMS a head are enough for all three."""
+    STRIDE: tl.constexpr = GROUPS * TAIL + COLUMNS
+    ROWS: tl.constexpr = GROUPS * GROUP
+    local_image_head, image_head, image, head = find_head(tl.program_id(0) // PROGRAMS, first_image_head, HEADS)
+    number = tl.program_id(0) % PROGRAMS
+
+    q, pixel, there, factors = load_line(
+        qkv, rel_h, image, head, number, STRIDE_B, STRIDE_P, H, W, D, D_PAD, MAIN, TAIL, ROWS_AT, GROUP,
+        TAILS_PADDED, TABLES_PER_HEAD, RELATIVE, True, BLOCK_M,
+    )  # fmt: skip
+    if RELATIVE:
+        q_down, pixel_down, there_down, factors_down = load_line(
+            qkv, rel_w, image, head, number, STRIDE_B, STRIDE_P, H, W, D, D_PAD, MAIN, TAIL, ROWS_AT, GROUP,
+            COLUMNS_PADDED, TABLES_PER_HEAD, RELATIVE, False, BLOCK_M,
         )  # fmt: skip
-    elif program < in_rows + in_columns:
-        pack_line(
-            qkv, rel_w, queries, lse, local_image_head, image, head,
-            (program - in_rows) // column_blocks, (program - in_rows) % column_blocks * BLOCK_M,
-            STRIDE_B, STRIDE_P, H, W, D, D_PAD, MAIN, TAIL, ROWS_AT, GROUP, GROUPS, COLUMNS,
-            COLUMNS_PADDED, TABLES_PER_HEAD, RELATIVE, OUTSIDE, KEY_SCALE, LOG_SUM, PRECISION, False, BLOCK_M,
-        )  # fmt: skip
-    else:
-        pack_keys(
-            qkv, keys, values, local_image_head, image, head, program - in_rows - in_columns,
-            STRIDE_B, STRIDE_P, HEADS, H, W, D, DV, MAIN, TAIL, KEY, ROWS_AT, GROUP, VALUES, KEY_COLS,
-            ALL_SLOTS, KEY_SCALE, SLOTS,
-        )  # fmt: skip
+    if LOG_SUM:
+        lse += image_head * (2 * H * W)
+        rest = -tl.load(lse + pixel, mask=there, other=0.0) - tl.load(lse + H * W + pixel, mask=there, other=0.0)
+    jy = number % ROWS
+    jx = number // ROWS * KEY_COLS + tl.arange(0, KEY_COLS)
+    on_map = jx < tl.where(jy < H, W, 0)
+    place = (jy * W + jx) * STRIDE_P
+    k = load_pixels(qkv + image * STRIDE_B + (HEADS + head) * D, place, on_map, D, KEY)
+    v = load_pixels(qkv + image * STRIDE_B + 2 * HEADS * D + head * DV, place, on_map, DV, VALUES)
+
+    part = tl.arange(0, TAILS_PADDED) % TAIL
+    packed = tl.dot(q, tl.trans(factors), input_precision=PRECISION)
+    packed *= tl.where(part < ROWS_AT, 1.0, KEY_SCALE)[None, :]
+    packed = tl.where((part == D - MAIN)[None, :], OUTSIDE, packed)
+    if LOG_SUM:
+        for digits in tl.static_range(3):
+            rounded = rest.to(q.dtype).to(tl.float32)
+            packed = tl.where((part == D - MAIN + 1 + digits)[None, :], rounded[:, None], packed)
+            rest -= rounded
+    queries += local_image_head * (H * W * STRIDE)
+    store_pixels(queries, pixel * STRIDE, there, packed, GROUPS * TAIL, TAILS_PADDED)
+    if RELATIVE:
+        packed = tl.dot(q_down, tl.trans(factors_down), input_precision=PRECISION) * KEY_SCALE
+        store_pixels(queries + GROUPS * TAIL, pixel_down * STRIDE, there_down, packed, COLUMNS, COLUMNS_PADDED)
+
+    slot = number * KEY_COLS + tl.arange(0, KEY_COLS)
+    exists = slot < STRIPS * ROWS * KEY_COLS
+    depth = tl.arange(0, KEY)[None, :]
+    k = tl.where(depth == D, tl.where(on_map, 0.0, 1.0)[:, None], k.to(tl.float32) * KEY_SCALE)
+    k = tl.where((depth > D) & (depth <= D + 3), 1.0, k)
+    k = tl.where(depth - (MAIN + ROWS_AT) == jy % GROUP, 1.0, k)
+    keys += local_image_head * (STRIPS * ROWS * KEY_COLS * (MAIN + TAIL))
+    store_pixels(keys, slot * (MAIN + TAIL), exists, k, MAIN + TAIL, KEY)
+    depth = tl.arange(0, VALUES)[None, :]
+    v = tl.where((depth == DV) | (depth == DV + 1), 1.0, v)
+    values += local_image_head * (STRIPS * ROWS * KEY_COLS * VALUES)
+    store_pixels(values, slot * VALUES, exists, v, VALUES, VALUES)

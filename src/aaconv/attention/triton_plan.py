@@ -1,0 +1,246 @@
+"""How a call of the fused kernels is cut into programs and tiles, and how their operands are laid out."""
+
+import functools
+import math
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+PROGRAMS = 1056
+"""Programs that add up the tables' gradient: 8 for each of an H200's 132 multiprocessors."""
+SCRATCH = 8.0
+"""Most the scratch may hold, in multiples of the input's bytes."""
+GROUP = 8
+"""Rows of keys whose relative logits travel together with the queries, in the unused depth of a product."""
+
+
+class Tile(NamedTuple):
+    """How a kernel is cut: queries and keys of a tile, and triton's launch options.
+
+    At most 2 warps: with 4, triton 3.6 and later turn the products into Hopper's wgmma, which then reads beyond the
+    shared memory of operands as small as these (illegal memory access, found by compute-sanitizer).
+    """
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def pack_tile(pixels: int, depth: int, itemsize: int) -> Tile:
+    """Fastest of a sweep on an H200, by the pixels of a map, the padded depth of a head and the bytes of an element."""
+    return Tile(16, 0, 1, 1) if pixels <= 256 or itemsize == 4 else Tile(32, 0, 2, 1)
+
+
+def forward_tile(pixels: int, depth: int, itemsize: int) -> Tile:
+    if itemsize == 4 or depth > 64:
+        return Tile(16, 32, 2, 1)
+    return Tile(64, 32, 2, 3) if pixels <= 200 else Tile(128, 64, 2, 3)
+
+
+def query_tile(pixels: int, depth: int, itemsize: int) -> Tile:
+    if itemsize == 4 or depth > 64:
+        return Tile(16, 32, 2, 1)
+    return Tile(64, 32 if pixels <= 64 else 64, 2, 3)
+
+
+def key_tile(pixels: int, depth: int, itemsize: int) -> Tile:
+    if itemsize == 4 or depth > 64:
+        return Tile(16, 32, 2, 1)
+    return Tile(32, 64, 1, 3) if pixels <= 64 else Tile(32, 128, 2, 3)
+
+
+def relative_tile(pixels: int, depth: int, itemsize: int) -> Tile:
+    if pixels <= 64:
+        return Tile(64, 0, 1, 1)
+    if itemsize == 4 or pixels > 4096:
+        return Tile(16, 0, 2, 1)
+    return Tile(32, 0, 1 if 256 < pixels <= 1024 else 2, 1)
+
+
+TILES = {
+    "pack": pack_tile,
+    "attend_forward": forward_tile,
+    "attend_backward_queries": query_tile,
+    "attend_backward_keys": key_tile,
+    "relative_backward": relative_tile,
+}
+
+
+class Plan:
+    """One kind of call: its sizes, the constants the kernels are specialised by, and the kernels once compiled."""
+
+    def __init__(
+        self,
+        shape: tuple[int, ...],
+        strides: tuple[int, ...],
+        dtype: torch.dtype,
+        table_dimensions: int,
+        table_dtype: torch.dtype,  # the kernels are compiled for it
+        height: int,
+        num_heads: int,
+        key_channels: int,
+        full_precision: bool,
+        backward: bool,
+    ) -> None:
+        self.batch, self.pixels, channels = shape
+        self.height, self.width = height, self.pixels // max(1, height)
+        self.image_heads = self.batch * num_heads
+        self.length = 2 * (self.height + self.width) - 2 if table_dimensions else 0
+        depth, value_depth = key_channels // num_heads, (channels - 2 * key_channels) // num_heads
+        exact, scale = dtype == torch.float32, math.log2(math.e) / math.sqrt(depth)
+        sizes = self.constants = {
+            "STRIDE_B": strides[0],
+            "STRIDE_P": strides[1],
+            "HEADS": num_heads,
+            "H": self.height,
+            "W": self.width,
+            "D": depth,
+            "DV": value_depth,
+            **_layout(self.height, self.width, depth, value_depth),
+            # As many of the tables' vectors at a time as 64 threads can hold the gradients of.
+            "OFFSETS": min(padded(self.length), (4096 if exact else 8192) // padded(depth)),
+            "RELATIVE": self.length > 0,
+            "TABLES_PER_HEAD": table_dimensions == 3,
+            # Finite, because the products spread it with zeros: far below any logit, within the dtype.
+            "OUTSIDE": -60000.0 if dtype == torch.float16 else -1e30,
+            # In half precision the keys bring the factor of the exponent; in float32 it would cost them a digit.
+            "KEY_SCALE": 1.0 if exact else scale,
+            "SCALE": scale if exact else 1.0,
+            "LOGIT_SCALE": 1 / math.sqrt(depth),
+            "LOG_SUM": backward and not exact,
+            "EXACT": exact,
+            "PRECISION": "ieee" if exact and full_precision else "tf32",
+        }
+        self.traits = (self.pixels, max(sizes["MAIN"] + sizes["TAIL"], sizes["VALUES"]), dtype.itemsize)
+        # Of one head, in elements: what `pack` writes, and what the queries' kernel leaves to the others.
+        query, slots = sizes["GROUPS"] * sizes["TAIL"] + sizes["COLUMNS"], sizes["ALL_SLOTS"]
+        self.operand_sizes = self.pixels * query, slots * (sizes["MAIN"] + sizes["TAIL"]), slots * sizes["VALUES"]
+        relative = sizes["COLUMNS"] + sizes["STRIPS"] * sizes["GROUPS"] * GROUP if self.length else 0
+        self.gradient_sizes = self.pixels * sizes["VALUES"], self.pixels * relative
+        # The scratch stays linear in the pixels: as many heads at a time as fit SCRATCH inputs.
+        of_a_head = sum(self.operand_sizes) + (sum(self.gradient_sizes) if backward else 0)
+        elements = math.prod(shape)
+        fitting = max(1, int(SCRATCH * elements) // max(1, of_a_head))
+        self.heads_at_a_time = max(1, ceil_div(self.image_heads, max(1, ceil_div(self.image_heads, fitting))))
+        # So do the partial sums of the tables' gradient: together they are at most half the input.
+        fitting = elements // max(1, 2 * self.image_heads * self.length * depth)
+        self.splits = max(1, min(ceil_div(self.pixels, 64), ceil_div(PROGRAMS, self.heads_at_a_time), fitting))
+        sizes["SPLITS"] = self.splits
+        self.compiled: dict[tuple, Any] = {}
+
+    def chunks(self) -> Iterator[tuple[int, int]]:
+        """(first, how many) of the image-heads of every launch."""
+        for first in range(0, self.image_heads, self.heads_at_a_time):
+            yield first, min(self.heads_at_a_time, self.image_heads - first)
+
+    def new_buffers(self, qkv: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
+        return tuple(qkv.new_empty(self.heads_at_a_time * size) for size in sizes)
+
+    def launch(self, name: str, heads: int, *arguments: Any) -> None:
+        """Run a kernel for so many of the image-heads."""
+        from . import triton_kernels
+
+        kernel, grid = getattr(triton_kernels, name), (heads * self.programs(name), 1, 1)
+        if INTERPRETED:
+            kernel[grid](*arguments, **self.launch_constants(name, kernel.arg_names))
+            return
+        # Triton compiles for the alignment of the pointers. Its own way to the compiled kernel looks at every argument
+        # again, and asks the driver about every tensor, but not about an address: both take longer than these kernels.
+        *tensors, first = arguments
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        key = (name, torch.cuda.current_device(), *(address % 16 == 0 for address in addresses))
+        if key not in self.compiled:
+            constants = self.launch_constants(name, kernel.arg_names)
+            compiled = kernel[grid](*arguments, **constants)
+            self.compiled[key] = compiled, [constants[name] for name in kernel.arg_names if name in constants]
+            return
+        compiled, constants = self.compiled[key]
+        compiled[grid](*addresses, first, *constants)
+
+    def launch_constants(self, name: str, known: Iterable[str]) -> dict[str, Any]:
+        """What a kernel is specialised by, of the names it knows, and triton's options."""
+        tile = self.tile(name)
+        rows, programs = tile.keys // self.constants["KEY_COLS"], self.programs(name)
+        constants = self.constants | {"BLOCK_M": tile.queries, "KEY_ROWS": rows, "PROGRAMS": programs}
+        chosen = {constant: constants[constant] for constant in known if constant in constants}
+        # enable_fp_fusion: the scale and the largest logit enter an exponential in one instruction
+        return chosen | {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
+
+    def programs(self, kernel: str) -> int:
+        """How many programs of a kernel one image-head has."""
+        sizes, tile = self.constants, self.tile(kernel)
+        if kernel == "pack":
+            rows, columns = ceil_div(self.width, tile.queries), ceil_div(self.height, tile.queries)
+            return max(self.height * rows, self.width * columns, sizes["STRIPS"] * sizes["GROUPS"] * GROUP)
+        if kernel == "relative_backward":
+            return self.splits
+        if kernel == "attend_backward_keys":
+            return sizes["STRIPS"] * ceil_div(self.height, tile.keys // sizes["KEY_COLS"])
+        return ceil_div(self.pixels, tile.queries)
+
+    def tile(self, kernel: str) -> Tile:
+        """How a kernel is cut; a tile of keys stays within a strip and within the rows that share a tail."""
+        tile = TILES[kernel](*self.traits)
+        if not kernel.startswith("attend"):
+            return tile
+        columns = self.constants["KEY_COLS"]
+        return tile._replace(keys=min(max(tile.keys, columns), columns * GROUP))
+
+
+plan_for = functools.lru_cache(maxsize=1024)(Plan)
+
+
+def _layout(height: int, width: int, depth: int, value_depth: int) -> dict[str, int]:
+    """How `pack` lays out its operands, see triton_pack."""
+    main, rows_at, tail = key_parts(depth)
+    # The widest strips that do not pad the map much: fewer strips, fewer parts of the rows' gradients.
+    fits = 1.25 * ceil_div(width, 8) * 8
+    columns = next(columns for columns in (32, 16, 8) if ceil_div(width, columns) * columns <= fits)
+    groups, strips = ceil_div(height, GROUP), ceil_div(width, columns)
+    return {
+        "D_PAD": padded(depth),
+        "MAIN": main,
+        "TAIL": tail,
+        "ROWS_AT": rows_at,
+        "KEY": padded(main + tail),
+        "GROUP": GROUP,
+        "GROUPS": groups,
+        "COLUMNS": strips * columns,
+        "TAILS_PADDED": padded(groups * tail),
+        "COLUMNS_PADDED": padded(strips * columns),
+        "PLACES": padded(strips * columns + groups * GROUP),
+        "VALUES": padded(value_depth + 2),
+        "DV_PAD": max(8, power_of_two(value_depth + 1)),
+        "KEY_COLS": columns,
+        "STRIPS": strips,
+        "ALL_SLOTS": strips * columns * groups * GROUP,
+    }
+
+
+def key_parts(depth: int) -> tuple[int, int, int]:
+    """MAIN, never more than the depth: the rest of q, the edge and the log-sum-exp follow it; ROWS_AT and TAIL."""
+    main = 1 << (depth.bit_length() - 1) if depth >= 16 else 0
+    rows_at = ceil_div(depth - main + 4, 8) * 8  # aligned
+    return main, rows_at, padded(rows_at + GROUP)
+
+
+def ceil_div(size: int, step: int) -> int:
+    return -(-size // step)
+
+
+def power_of_two(size: int) -> int:
+    return 1 << max(0, size - 1).bit_length()
+
+
+def power_below(size: float) -> int:
+    return 1 << (int(size).bit_length() - 1)
+
+
+def padded(size: int) -> int:
+    """The power of two a matrix product can take as its depth."""
+    return max(16, power_of_two(size))
