@@ -7,7 +7,7 @@ from collections import defaultdict
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from ..attention.triton_backend import TILES
+from ..attention.triton_plan import TILES
 from .measure import Call
 
 KINDS = {
