@@ -23,11 +23,12 @@ def kernel_times(call: Call, repeats: int = 3) -> dict[str, float]:
     """Milliseconds of one call by kind of kernel, the longest first; our own kernels have their names."""
     call()
     torch.cuda.synchronize()
-    with warnings.catch_warnings(), profile(activities=[ProfilerActivity.CUDA]) as profiled:
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about events of an earlier cycle, which there is none of
-        for _ in range(repeats):
-            call()
-        torch.cuda.synchronize()
+        with profile(activities=[ProfilerActivity.CUDA]) as profiled:
+            for _ in range(repeats):
+                call()
+            torch.cuda.synchronize()
     times: dict[str, float] = defaultdict(float)
     for event in profiled.events():
         times[kind_of(event.name)] += event.device_time / 1000 / repeats
