@@ -9,6 +9,7 @@ import gc
 import os
 import time
 import types
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -137,8 +138,10 @@ def peak_memory(call: Call, device: torch.device, held: Iterable[Tensor] = ()) -
 def _peak_of_allocations(call: Call) -> int:
     """The highest sum of what the CPU allocator gave and took back, as torch's profiler records it."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
-        call()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about events of an earlier cycle, which there is none of
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+            call()
     events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
     held = highest = 0
     for event in sorted(events, key=lambda event: event.start_ns()):
