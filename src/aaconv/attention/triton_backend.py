@@ -116,7 +116,7 @@ def _prepare(
     key_channels: int,
     *,
     backward: bool = False,
-) -> tuple["Plan", Tensor, tuple[Tensor, Tensor]]:
+) -> tuple[Plan, Tensor, tuple[Tensor, Tensor]]:
     """The plan, and the tensors as the kernels take them; without tables any tensor stands for them."""
     _, pixels, channels = qkv.shape
     if qkv.stride(2) != 1 or pixels * qkv.stride(1) + channels >= 2**31:  # inside an image the kernels count in int32

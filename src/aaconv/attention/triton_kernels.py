@@ -229,12 +229,11 @@ def attend_backward_queries(
         grad_columns = tl.zeros([BLOCK_M, KEY_COLS], tl.float32)
         for y0 in range(0, H, KEY_ROWS):
             first = (strip * ROWS + y0) * KEY_COLS
-            k_tail = load_slots(keys + first * (MAIN + TAIL) + MAIN, SLOTS, MAIN + TAIL, TAIL)
+            k_tail, k = load_tile(keys, first, SLOTS, MAIN, TAIL)
             v = load_slots(values + first * VALUES, SLOTS, VALUES, VALUES)
             q_tail = load_rows(queries + (y0 // GROUP) * TAIL, pixel, inside, STRIDE, TAIL, WHOLE)
             s = add_product(columns, q_tail, tl.trans(k_tail), PRECISION, EXACT)
             if MAIN > 0:
-                k = load_slots(keys + first * (MAIN + TAIL), SLOTS, MAIN + TAIL, MAIN)
                 s = add_product(s, q, tl.trans(k), PRECISION, EXACT)
             p = weigh(s, lse, pixel, inside, PIXELS, SCALE, EXACT, 1)
             ds = p * tl.dot(do, tl.trans(v), input_precision=PRECISION)
