@@ -3,9 +3,11 @@
 import json
 import os
 import time
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch.autograd import DeviceType
 
 from aaconv.attention import eager
 from aaconv.benchmark import attention, kernels, layer, model, table2
@@ -279,6 +281,22 @@ def test_table2_writes_what_the_table_reads(tmp_path, monkeypatch):
 )
 def test_kernels_have_a_kind(kernel, kind):
     assert kernels.kind_of(kernel) == kind
+
+
+def test_only_what_takes_time_on_the_device_has_a_kind():
+    def event(name, microseconds, device=DeviceType.CUDA):
+        return SimpleNamespace(name=name, device_time=microseconds, device_type=device)
+
+    events = [
+        *(event("pack", time) for time in (3.0, 5.0)),
+        event("nvjet_sm90_tst_128x192", 40.0),
+        event("cudaLaunchKernel", 0.0, DeviceType.CPU),
+        event("Activity Buffer Request", 0.5, DeviceType.CPU),
+        event("Memset (Device)", 0.0),
+    ]
+    times = kernels.by_kind(events, repeats=2)
+    assert times == {"convolutions and products": pytest.approx(0.02), "pack": pytest.approx(0.004)}
+    assert list(times) == ["convolutions and products", "pack"]
 
 
 def test_times_by_kind_are_told_in_a_line():

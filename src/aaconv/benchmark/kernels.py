@@ -3,8 +3,11 @@
 import re
 import warnings
 from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from ..attention.triton_plan import TILES
@@ -29,9 +32,15 @@ def kernel_times(call: Call, repeats: int = 3) -> dict[str, float]:
             for _ in range(repeats):
                 call()
             torch.cuda.synchronize()
+    return by_kind(profiled.events(), repeats)
+
+
+def by_kind(events: Iterable[Any], repeats: int) -> dict[str, float]:
+    """Milliseconds of one repeat, of what the device did: the launches by the host are among the events, too."""
     times: dict[str, float] = defaultdict(float)
-    for event in profiled.events():
-        times[kind_of(event.name)] += event.device_time / 1000 / repeats
+    for event in events:
+        if event.device_type == DeviceType.CUDA and event.device_time > 0:
+            times[kind_of(event.name)] += event.device_time / 1000 / repeats
     return dict(sorted(times.items(), key=lambda item: -item[1]))
 
 
