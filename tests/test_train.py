@@ -1,6 +1,7 @@
 """The loop: what it counts, what it leaves behind, and that every way to compute a step computes the same."""
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -38,6 +39,10 @@ def first_steps(recipe, steps=3):
 
 def weights(model):
     return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+def momenta(learner):
+    return torch.cat([state["momentum_buffer"].flatten() for state in learner.optimizer.state.values()])
 
 
 # What a run leaves behind
@@ -128,6 +133,27 @@ def test_accumulated_parts_are_the_whole_batch():
     assert not torch.equal(weights(whole.model), weights(first_steps(tiny(model=WITHOUT_DROPOUT), steps=2)[0].model))
 
 
+def test_accumulated_parts_outlive_the_memory_of_a_cuda_graph(monkeypatch):
+    """The graph of a part writes where that of the part before has left its gradients: here, what is not finite."""
+    recipe = tiny(model=WITHOUT_DROPOUT, accumulate=2, warmup=0.0)
+    expected = weights(first_steps(recipe)[0].model)
+    left = []
+
+    def prepare(model, **options):
+        for parameter in model.parameters():
+            parameter.register_post_accumulate_grad_hook(lambda parameter: left.append(parameter.grad.detach()))
+        model.register_forward_pre_hook(overwrite)
+
+    def overwrite(*_):
+        while left:
+            left.pop().fill_(torch.nan)
+
+    monkeypatch.setattr(torch.nn.Module, "compile", prepare)
+    learner, _ = first_steps(replace(recipe, compile="reduce-overhead"))
+    assert left
+    assert torch.equal(weights(learner.model), expected)
+
+
 def test_a_step_is_the_one_of_plain_torch():
     """Momentum SGD with weight decay on everything, label smoothing, the schedule's rate, clipped gradients."""
     recipe = tiny(model=WITHOUT_DROPOUT, label_smoothing=0.1, weight_decay=0.01, clip_grad=0.5, warmup=0.0)
@@ -174,6 +200,22 @@ def test_fp16_scales_the_loss_and_keeps_the_scale(tmp_path):
     _, rest = learner.state([learner.random_state()])
     assert rest["scaler"]["scale"] == learner.scaler.get_scale()
     assert not first_steps(tiny(precision="bf16"))[0].scaler.is_enabled()
+
+
+def test_fp16_leaves_out_a_step_that_overflows():
+    """Its batch and its place in the schedule are used up; the weights and the momentum stay."""
+    learner, sums = first_steps(tiny(precision="fp16", warmup=0.0), steps=0)
+    batches = learner.task.loaders(16, CPU)[0].batches()
+    learner.take_step(0, next(batches), batches, sums)
+    for step, scale, overflows in ((1, 2.0**40, True), (2, 2.0**8, False)):
+        learner.scaler.load_state_dict(learner.scaler.state_dict() | {"scale": scale})
+        before, momentum, rate = weights(learner.model), momenta(learner), learner.rate
+        learner.take_step(step, next(batches), batches, sums)
+        assert learner.scaler.get_scale() == (scale / 2 if overflows else scale)
+        assert torch.equal(weights(learner.model), before) is overflows
+        assert torch.equal(momenta(learner), momentum) is overflows
+        assert learner.rate < rate
+    assert learner.is_finite()
 
 
 def test_the_seed_decides():

@@ -18,7 +18,7 @@ from .run_folder import Row
 from .training.checkpoint import Checkpoint, Tensors
 from .training.distributed import World, joined, restarted
 from .training.interrupt import Interrupts
-from .training.learner import Learner
+from .training.learner import GRAPHED, Learner
 from .training.run_writer import RunWriter
 from .training.running import RunningSums
 from .training.tasks import Task, create_task
@@ -211,8 +211,8 @@ class Trainer:
         self.rows.append(row)
         images = self.recipe.batch * self.steps_per_epoch
         speed = {"epoch": self.epoch + 1, "seconds": round(seconds, 3), "images_per_second": round(images / seconds, 1)}
-        graphs = self.recipe.compile in ("reduce-overhead", "max-autotune")
-        self.speed.append(speed | {"peak_memory_bytes": _peak_memory(self.world.device, graphs=graphs)})
+        peak = _peak_memory(self.world.device, graphs=self.recipe.compile in GRAPHED)
+        self.speed.append(speed | {"peak_memory_bytes": peak})
         value, best = row.get(self.task.headline), self.best
         improved = value is not None and (best is None or value > best["value"])
         if improved:

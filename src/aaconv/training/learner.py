@@ -15,6 +15,9 @@ from .optimize import load_optimizer, make_optimizer, make_schedule, optimizer_t
 from .running import RunningSums
 from .tasks import Task
 
+GRAPHED = ("reduce-overhead", "max-autotune")
+"""The ways to compile that replay CUDA graphs, on a GPU."""
+
 DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
@@ -58,6 +61,8 @@ class Learner:
                     loss, metrics = self.task.loss(self.net, batch)
                 self.scaler.scale(loss / parts if parts > 1 else loss).backward()
             sums.add(loss, metrics)
+            if part == 0 and parts > 1 and self.recipe.compile in GRAPHED:
+                self._own_gradients()
         if self.recipe.clip_grad is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(parameters, self.recipe.clip_grad)
@@ -66,6 +71,13 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         if self.ema is not None:
             self.ema.update(self.model, step=done + 1)
+
+    def _own_gradients(self) -> None:
+        """Copy them. After the first part they lie in the memory of its CUDA graph, and the next part's replay would
+        write over them; what later parts give is added to the copies."""
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
 
     def precision(self) -> torch.autocast:
         """Within it the network computes in the recipe's precision."""
