@@ -8,8 +8,7 @@ from training_runs import no_curves, outcome, tiny  # noqa: F401
 from waiting import waiting_is_an_error
 
 from aaconv.recipes import Model
-from aaconv.run_folder import read_metrics
-from aaconv.train import Trainer, resume, train
+from aaconv.train import Trainer, resume, settings, train
 from aaconv.training import checkpoint
 from aaconv.training.distributed import World
 
@@ -17,7 +16,7 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
     # The compiler's advice about float32; exact products are what is wanted here.
     pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
-    # Torch's own, where it records what lies between two graphs.
+    # Torch's own, of the graph that keeps the memory of its CUDA graphs. Torch does not show it, but makes it.
     pytest.mark.filterwarnings("ignore:The CUDA Graph is empty"),
 ]
 
@@ -47,15 +46,27 @@ def test_no_step_waits_for_the_device(changes, tmp_path):
             trainer.sums.answer()
 
 
-# Groups are normalised in this network, not batches: parts of a batch give the same, too.
-COURSE = {"model": Model("test_efficientnet_gn"), "lr": 0.005}
+# Groups are normalised in this network, not batches: parts of a batch give the same, too. At ten times the rate ten
+# steps make a third of the loss out of the rounding of bfloat16.
+COURSE = {"model": Model("test_efficientnet_gn"), "lr": 0.0005}
+
+
+def course(folder, **changes):
+    """The rows of a run that leaves out no step."""
+    recipe = tiny(**COURSE | changes)
+    with settings(recipe):
+        trainer = Trainer(recipe, folder, World(torch.device("cuda")))
+        scaler = trainer.learner.scaler
+        # Where torch begins fp16 overflows here, and the first two steps would be left out.
+        scaler.load_state_dict(scaler.state_dict() | {"scale": 1024.0})
+        trainer.train()
+    assert scaler.get_scale() == (1024 if scaler.is_enabled() else 1)
+    return trainer.rows
 
 
 @pytest.fixture(scope="module")
 def plain_course(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("runs") / "plain"
-    train(tiny(**COURSE), folder, device="cuda")
-    return read_metrics(folder)
+    return course(tmp_path_factory.mktemp("runs") / "plain")
 
 
 @pytest.mark.parametrize(
@@ -71,10 +82,9 @@ def plain_course(tmp_path_factory):
     ],
 )
 def test_every_way_gives_the_same_course(changes, plain_course, tmp_path):
-    train(tiny(**COURSE | changes), tmp_path / "changed", device="cuda")
-    for one, other in zip(plain_course, read_metrics(tmp_path / "changed"), strict=True):
-        assert other["train_loss"] == pytest.approx(one["train_loss"], rel=0.05)
-        assert other["loss"] == pytest.approx(one["loss"], rel=0.1)
+    for one, other in zip(plain_course, course(tmp_path / "changed", **changes), strict=True):
+        assert other["train_loss"] == pytest.approx(one["train_loss"], rel=0.03)
+        assert other["loss"] == pytest.approx(one["loss"], rel=0.06)
 
 
 def test_a_loss_that_is_not_finite_is_found_by_the_device(tmp_path):
