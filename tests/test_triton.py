@@ -140,6 +140,7 @@ def test_scratch_in_chunks_changes_nothing(monkeypatch):
     inputs = random_inputs(2, 5, 6, 2, 4, 1)
     whole = output_and_gradients(triton_backend.attend, inputs, torch.float32, 2, 4)
     monkeypatch.setattr(triton_plan, "SCRATCH", 0)
+    monkeypatch.setattr(triton_plan, "SMALL_SCRATCH", 0)
     monkeypatch.setattr(triton_backend, "plan_for", triton_plan.Plan)  # not the one that is remembered
     chunked = output_and_gradients(triton_backend.attend, inputs, torch.float32, 2, 4)
     assert all(torch.equal(a, b) for a, b in zip(whole, chunked, strict=True))

@@ -1,5 +1,7 @@
 """The kernels as triton compiles them for a Hopper GPU; no GPU is needed for that."""
 
+import re
+
 import pytest
 import torch
 
@@ -53,6 +55,17 @@ def test_no_kernel_uses_wgmma(kernel, shape):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("shape", [SHAPES[0], (2, 14, 14, 8, 32, 32)], ids=str)
+@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel.startswith("attend")])
+def test_registers_are_enough(kernel, shape):
+    """A few values may wait in memory; gradients that live there make a kernel ten times slower."""
+    lines = re.findall(r"^\s*\S.*?\b[A-Z][A-Z0-9]+\b.*$", code(kernel, shape, torch.bfloat16)["sass"], re.MULTILINE)
+    spilled = [line for line in lines if re.search(r"\b(LDL|STL)\b", line)]
+    assert len(lines) > 300
+    assert len(spilled) < 0.06 * len(lines)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
 def test_float32_products_are_summed_apart():
     """Triton likes to make total + a b one product that accumulates onto the total."""
     lines = code("attend_forward", SHAPES[0], torch.float32)["ttir"].splitlines()
@@ -72,6 +85,15 @@ def test_tiles_have_few_warps_and_fit_their_rows(shape, dtype):
         assert tile.warps <= 2
         if kernel.startswith("attend"):
             assert sizes["GROUP"] % (tile.keys // sizes["KEY_COLS"]) == 0
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+def test_scratch_is_linear_in_the_pixels(batch):
+    scratch = []
+    for side in (64, 128):
+        chosen = plan((batch, side, side, 8, 20, 3), torch.bfloat16)
+        scratch.append(chosen.heads_at_a_time * sum(chosen.operand_sizes + chosen.gradient_sizes))
+    assert scratch[1] <= 4.2 * scratch[0]
 
 
 @pytest.mark.parametrize("depth", range(1, triton_backend.MAX_DEPTH + 1))

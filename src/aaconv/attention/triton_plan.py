@@ -12,8 +12,12 @@ from torch import Tensor
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 PROGRAMS = 1056
 """Programs that add up the tables' gradient: 8 for each of an H200's 132 multiprocessors."""
-SCRATCH = 8.0
-"""Most the scratch may hold, in multiples of the input's bytes."""
+SCRATCH, SMALL_SCRATCH = 5.4, 2**27
+"""Most the scratch may hold, in multiples of the input's bytes (a batch of 32 x 32 with heads of 20 goes at once), and
+the bytes it may hold in any case: a launch for a few heads would leave most of a GPU idle."""
+FEW_CHANNELS, MOST_CHANNELS = 48, 112
+"""Of a key with its value, padded, that the largest tiles have registers for, and the smaller ones: heads of 20 with
+values of 8, and of 32 with values of 32."""
 GROUP = 8
 """Rows of keys whose relative logits travel together with the queries, in the unused depth of a product."""
 
@@ -32,26 +36,28 @@ class Tile(NamedTuple):
 
 
 def pack_tile(pixels: int, depth: int, itemsize: int) -> Tile:
-    """By the pixels of a map, the padded depth of a head and the bytes of an element, as all tiles are. The others were
-    the fastest of a sweep on an H200; this one was so for an earlier form of the kernel."""
+    """By the pixels of a map, the padded channels of a key with its value and the bytes of an element, as all tiles
+    are. The others were the fastest of a sweep on an H200; this one was so for an earlier form of the kernel."""
     return Tile(16, 0, 1, 1) if pixels <= 256 or itemsize == 4 else Tile(32, 0, 2, 1)
 
 
 def forward_tile(pixels: int, depth: int, itemsize: int) -> Tile:
-    if itemsize == 4 or depth > 64:
+    if itemsize == 4 or depth > MOST_CHANNELS:
         return Tile(16, 32, 2, 1)
-    return Tile(64, 32, 2, 3) if pixels <= 200 else Tile(128, 64, 2, 3)
+    return Tile(64, 32, 2, 3) if pixels <= 200 or depth > FEW_CHANNELS else Tile(128, 64, 2, 3)
 
 
 def query_tile(pixels: int, depth: int, itemsize: int) -> Tile:
-    if itemsize == 4 or depth > 64:
+    if itemsize == 4 or depth > MOST_CHANNELS:
         return Tile(16, 32, 2, 1)
-    return Tile(64, 32 if pixels <= 64 else 64, 2, 3)
+    return Tile(64, 32 if pixels <= 64 or depth > FEW_CHANNELS else 64, 2, 3)
 
 
 def key_tile(pixels: int, depth: int, itemsize: int) -> Tile:
-    if itemsize == 4 or depth > 64:
+    if itemsize == 4 or depth > MOST_CHANNELS:
         return Tile(16, 32, 2, 1)
+    if depth > FEW_CHANNELS:
+        return Tile(32, 64, 2, 3)
     return Tile(32, 64, 1, 3) if pixels <= 64 else Tile(32, 128, 2, 3)
 
 
@@ -117,16 +123,17 @@ class Plan:
             "EXACT": exact,
             "PRECISION": "ieee" if exact and full_precision else "tf32",
         }
-        self.traits = (self.pixels, max(sizes["MAIN"] + sizes["TAIL"], sizes["VALUES"]), dtype.itemsize)
+        self.traits = (self.pixels, sizes["MAIN"] + sizes["TAIL"] + sizes["DV_PAD"], dtype.itemsize)
         # Of one head, in elements: what `pack` writes, and what the queries' kernel leaves to the others.
         query, slots = sizes["GROUPS"] * sizes["TAIL"] + sizes["COLUMNS"], sizes["ALL_SLOTS"]
         self.operand_sizes = self.pixels * query, slots * (sizes["MAIN"] + sizes["TAIL"]), slots * sizes["VALUES"]
         relative = sizes["COLUMNS"] + sizes["STRIPS"] * sizes["GROUPS"] * GROUP if self.length else 0
         self.gradient_sizes = self.pixels * sizes["VALUES"], self.pixels * relative
-        # The scratch stays linear in the pixels: as many heads at a time as fit SCRATCH inputs.
+        # The scratch stays linear in the pixels: as many heads at a time as fit.
         of_a_head = sum(self.operand_sizes) + (sum(self.gradient_sizes) if backward else 0)
         elements = math.prod(shape)
-        fitting = max(1, int(SCRATCH * elements) // max(1, of_a_head))
+        room = max(int(SCRATCH * elements), SMALL_SCRATCH // dtype.itemsize)
+        fitting = max(1, room // max(1, of_a_head))
         self.heads_at_a_time = max(1, ceil_div(self.image_heads, max(1, ceil_div(self.image_heads, fitting))))
         # So do the partial sums of the tables' gradient: together they are at most half the input.
         fitting = elements // max(1, 2 * self.image_heads * self.length * depth)
