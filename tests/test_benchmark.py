@@ -263,6 +263,35 @@ def test_table2_writes_what_the_table_reads(tmp_path, monkeypatch):
     assert cells["SE", "infer"] is None  # one phase is missing
 
 
+def test_table2_completes_a_file(tmp_path, monkeypatch):
+    """What an interrupted run has measured stays; the rest is measured beside the plain network, which stays, too."""
+    measured, path = [], tmp_path / "table2.json"
+
+    def measure(networks, phases, *args):
+        measured.append([network.name for network in networks])
+        time = {"p20": 1.0, "p50": float(len(measured)), "p80": 3.0}
+        rows = [
+            {"model": n.name, "options": n.options, "phase": p, "launched_ms": time} for n in networks for p in phases
+        ]
+        yield rows[:4] if len(measured) == 1 else rows  # the first is cut off after two networks
+
+    monkeypatch.setattr(table2, "measure", measure)
+    monkeypatch.setattr(table2, "print_rows", lambda *args, **settings: None)
+    table2.run(device="cpu", batch=1, json_to=str(path))
+    table2.run(device="cpu", batch=1, json_to=str(path), complete=True)
+    everything = [row.model for row in table2.TABLE_2]
+    assert measured == [everything, everything[:1] + everything[2:]]
+    records = json.loads(path.read_text())
+    assert [(record["model"], record["infer_ms"]) for record in records] == [
+        (name, 1 if index < 2 else 2) for index, name in enumerate(everything)
+    ]
+    with pytest.raises(ValueError, match=r"measured with .*'batch': 1.*not .*'batch': 2"):
+        table2.run(device="cpu", batch=2, json_to=str(path), complete=True)
+    path.write_text('{"rows": []}')
+    with pytest.raises(ValueError, match="is not what `aaconv bench table2` writes"):
+        table2.run(device="cpu", batch=2, json_to=str(path), complete=True)
+
+
 @pytest.mark.parametrize(
     ("kernel", "kind"),
     [

@@ -3,6 +3,8 @@
 The table takes the figures from CUDA graphs where there are any: kernels, not Python.
 """
 
+import json
+from pathlib import Path
 from typing import Any
 
 from ..paper import TABLE_2
@@ -16,6 +18,9 @@ PHASES = ["infer", "train"]
 class Latencies(Results):
     """One record a model, as `aaconv table` reads them; a model that is not measured in both phases is left out."""
 
+    kept: dict[str, dict[str, Any]] = {}
+    """Records of an earlier run, by network; they go before those of this one."""
+
     def content(self) -> list[dict[str, Any]]:
         models: dict[str, dict[str, Any]] = {}
         # One way for all, that of the first model: a launched time against one from a graph would say nothing.
@@ -27,7 +32,25 @@ class Latencies(Results):
                 record[f"{row['phase']}_ms"] = row[way]["p50"]
                 record[row["phase"]] = {key: row[key] for key in row if key not in ("model", "options", "phase")}
         complete = [record for record in models.values() if all(f"{phase}_ms" in record for phase in PHASES)]
-        return [record | {"environment": self.head["environment"], **self.head["settings"]} for record in complete]
+        new = [record | {"environment": self.head["environment"], **self.head["settings"]} for record in complete]
+        return [*self.kept.values(), *(record for record in new if _name(record) not in self.kept)]
+
+    def keep(self, path: str) -> None:
+        """Take over what the file holds; it must have been measured as this run measures."""
+        ours = {"device": self.head["environment"]["device"], **self.head["settings"]}
+        try:
+            records = {_name(record): record for record in json.loads(Path(path).read_text())}
+            found = [{key: (record | record["environment"])[key] for key in ours} for record in records.values()]
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{path} is not what `aaconv bench table2` writes: drop --complete") from None
+        for theirs in found:
+            if theirs != ours:
+                raise ValueError(f"{path} was measured with {theirs}, not {ours}: drop --complete")
+        self.kept = records
+
+
+def _name(record: dict[str, Any]) -> str:
+    return str(Network(record["model"], record["options"]))
 
 
 def run(
@@ -38,13 +61,18 @@ def run(
     device: str | None = None,
     rounds: int | None = None,
     json_to: str | None = None,
+    complete: bool = False,
 ) -> None:
-    """Measure the six networks of table 2 and print a table."""
+    """Measure the six networks of table 2 and print a table; to `complete` a file, those that it lacks and the first,
+    which every run compares with."""
     where = pick_device(device, needs_gpu="bench table2")
     networks = [Network(row.model, row.options) for row in TABLE_2]
     batch = batch or default_batch(where)
     settings = {"batch": batch, "size": size, "compiled": compiled}
     results = Latencies("table2", where, json_to, **settings)
+    if complete and json_to not in (None, "-"):
+        results.keep(json_to)
+        networks = networks[:1] + [network for network in networks[1:] if str(network) not in results.kept]
     for rows in measure(networks, PHASES, batch, size, compiled, where, rounds):
         results.replace(rows)
     print_rows(results, where, **settings)

@@ -73,6 +73,9 @@ def _add_table2(benches: Any) -> None:
         "the latencies of the paper's table 2: SE, BAM, CBAM, GALA and AA on ResNet-50",
         "--json benchmarks/table2.json",
     )
+    table2.add_argument(
+        "--complete", action="store_true", help="keep what FILE holds and measure the rest, beside the plain network"
+    )
     _add_network(table2)
 
 
@@ -146,7 +149,7 @@ def _bench_model(chosen: argparse.Namespace) -> None:
 def _bench_table2(chosen: argparse.Namespace) -> None:
     from ..benchmark import table2
 
-    table2.run(**_network(chosen))
+    table2.run(**_network(chosen), complete=chosen.complete)
 
 
 def _bench_train(chosen: argparse.Namespace) -> None:
