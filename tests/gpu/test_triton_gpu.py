@@ -2,6 +2,7 @@
 
 import functools
 import random
+import re
 
 import fused_laws
 import pytest
@@ -91,6 +92,8 @@ def test_operator_is_registered_correctly():
         torch.library.opcheck(torch.ops.aaconv.attend_2d.default, arguments)
 
 
+# Torch's own, of the graph that keeps the memory of its CUDA graphs. Torch does not show it, but makes it.
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compiles_in_one_graph(mode):
     inputs = random_inputs(2, 7, 9, 2, 20, 3)
@@ -117,6 +120,8 @@ def test_exports():
     assert torch.equal(program.module()(*arguments), Attention()(*arguments))
 
 
+# The last call is on another stream than the capture, whose graph of gradients still lives: that is the comparison.
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
 def test_captured_in_a_cuda_graph():
     qkv, rel_h, rel_w, grad = (t.bfloat16() for t in random_inputs(2, 14, 14, 8, 20, 3))
     leaves = [t.requires_grad_() for t in (qkv, rel_h, rel_w)]
@@ -172,27 +177,56 @@ def test_more_than_two_billion_elements():
     assert all(torch.equal(a, b) for a, b in zip(*results, strict=True))
 
 
-def losses(backend, steps=300):
-    """Of the demo's network with attention, trained on drawn images in bfloat16."""
+@functools.cache
+def batches(steps):
     drawing = shapes.draw(64 * steps, seed=1)
+    images = drawing.images.cuda().permute(0, 3, 1, 2).float() / 255 - 0.3
+    return list(zip(images.split(64), drawing.labels.cuda().split(64), strict=True))
+
+
+def course(backend, nudge=None, steps=300):
+    """The demo's network with attention, trained on drawn images in bfloat16: the losses of all steps, and how far the
+    weights of attention have moved after ten, by name. `nudge` is the seed of a change of all weights at the beginning
+    by as much as bfloat16 rounds."""
     torch.manual_seed(0)
     network = create_model("aa_small", num_classes=2, backend=backend).cuda().train()
+    weights = {name: weight for name, weight in network.named_parameters() if re.search(r"qkv|rel_", name)}
+    if nudge is not None:
+        generator = torch.Generator("cuda").manual_seed(nudge)
+        with torch.no_grad():
+            for weight in network.parameters():
+                weight *= 1 + 2**-9 * (2 * torch.rand(weight.shape, generator=generator, device="cuda") - 1)
+    start = {name: weight.detach().clone() for name, weight in weights.items()}
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
     history = []
-    for images, labels in zip(drawing.images.split(64), drawing.labels.split(64), strict=True):
-        x = images.cuda().permute(0, 3, 1, 2).float() / 255 - 0.3
+    for x, labels in batches(steps):
         with torch.autocast("cuda", torch.bfloat16):
-            loss = torch.nn.functional.cross_entropy(network(x), labels.cuda())
+            loss = torch.nn.functional.cross_entropy(network(x), labels)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
         history.append(loss.detach())
-    return torch.stack(history).cpu().view(-1, 50).mean(1)
+        if len(history) == 10:
+            moved = {name: weight.detach() - start[name] for name, weight in weights.items()}
+    return torch.stack(history).cpu(), moved
 
 
 def test_training_with_either_backend_is_the_same_within_noise():
-    """One seed, one order of images: the two runs differ by rounding only, which grows from step to step."""
-    fused, reference = losses("triton"), losses("eager")
-    assert fused[-1] < 0.7 * fused[0]
-    torch.testing.assert_close(fused[0], reference[0], atol=0.01, rtol=0)
-    torch.testing.assert_close(fused, reference, atol=0.1, rtol=0)
+    """Rounding grows from step to step. How fast, networks say that differ by a rounding at the beginning: attention's
+    weights move as they do there, which half a gradient does not, and the losses stay as near."""
+    reference, fused = course("eager"), course("triton")
+    nudged = [course("eager", nudge) for nudge in range(4)]
+
+    def apart(one):
+        other = reference[1]
+        return max(((move - other[name]).norm() / other[name].norm()).item() for name, move in one[1].items())
+
+    allowed = 2 * max(map(apart, nudged))
+    assert apart(fused) <= allowed < 0.4
+
+    def distance(one):
+        return (one[0] - reference[0]).view(-1, 50).mean(1).square().mean().sqrt().item()
+
+    assert distance(fused) <= 2 * max(map(distance, nudged))
+    torch.testing.assert_close(fused[0][:50].mean(), reference[0][:50].mean(), atol=0.01, rtol=0)
+    assert fused[0][-50:].mean() < 0.7 * fused[0][:50].mean()
