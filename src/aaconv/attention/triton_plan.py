@@ -206,9 +206,7 @@ plan_for = functools.lru_cache(maxsize=1024)(Plan)
 def _layout(height: int, width: int, depth: int, value_depth: int) -> dict[str, int]:
     """How `pack` lays out its operands, see triton_pack."""
     main, rows_at, tail = key_parts(depth)
-    # The widest strips that do not pad the map much: fewer strips, fewer parts of the rows' gradients.
-    fits = 1.25 * ceil_div(width, 8) * 8
-    columns = next(columns for columns in (32, 16, 8) if ceil_div(width, columns) * columns <= fits)
+    columns = strip_columns(width)
     groups, strips = ceil_div(height, GROUP), ceil_div(width, columns)
     return {
         "D_PAD": padded(depth),
@@ -228,6 +226,12 @@ def _layout(height: int, width: int, depth: int, value_depth: int) -> dict[str, 
         "STRIPS": strips,
         "ALL_SLOTS": strips * columns * groups * GROUP,
     }
+
+
+def strip_columns(width: int) -> int:
+    """Of the widest strips that do not pad the map much: fewer strips, fewer parts of the rows' gradients."""
+    fits = 1.25 * ceil_div(width, 8) * 8
+    return next(columns for columns in (32, 16, 8) if ceil_div(width, columns) * columns <= fits)
 
 
 def key_parts(depth: int) -> tuple[int, int, int]:
