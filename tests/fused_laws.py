@@ -30,15 +30,15 @@ def random_inputs(batch, height, width, heads, depth, value_depth, tables="share
     return qkv, rel_h, rel_w, torch.randn(batch, height, width, heads * value_depth, **options)
 
 
-def rising_inputs(*shape, device="cpu"):
-    """As random_inputs, but the logits of the lower half of the map are some 500 (in base 2) above the others."""
+def rising_inputs(*shape, rise=40, device="cpu"):
+    """As random_inputs, but the logits of the lower half of the map are some 13 * rise (in base 2) above the others."""
     qkv, rel_h, rel_w, grad = random_inputs(*shape, device=device)
     _, height, _, heads, depth, _ = shape
     qkv[..., : heads * depth] = 1 + qkv[..., : heads * depth] / 8
     keys = qkv[..., heads * depth : 2 * heads * depth]
     keys /= 8
-    keys[:, : height // 2] -= 40
-    keys[:, height // 2 :] += 40
+    keys[:, : height // 2] -= rise
+    keys[:, height // 2 :] += rise
     return qkv, rel_h, rel_w, grad
 
 

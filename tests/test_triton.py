@@ -120,6 +120,16 @@ def test_logits_may_rise_far_above_those_of_the_first_keys(dtype):
 
 
 @interpreted
+def test_float32_loses_no_digit_where_the_largest_logit_comes_late():
+    """25 powers of two above the first ones: to take off those and no more would leave numbers with fewer places."""
+    inputs = rising_inputs(1, 6, 5, 1, 20, 3, rise=2)
+    ways = [(eager, torch.float64), (eager, torch.float32), (triton_backend, torch.float32)]
+    exact, reference, fused = (output_and_gradients(way.attend, inputs, dtype, 1, 20) for way, dtype in ways)
+    for ours, theirs, truth in zip(fused, reference, exact, strict=True):
+        assert (ours - truth).abs().max() <= (theirs - truth).abs().max()
+
+
+@interpreted
 def test_small_weights_count_beside_a_large_one_in_half_precision():
     """The first key has nearly all of the weight; the others, 2**-17 of it each, are a tenth of a percent together."""
     qkv, rel_h, rel_w, grad = random_inputs(1, 12, 12, 1, 20, 1)

@@ -86,7 +86,7 @@ def mix_values(
             queries + GROUPS * TAIL + strip * KEY_COLS, pixel, inside,
             STRIDE, BLOCK_M, KEY_ROWS, KEY_COLS, WHOLE, RELATIVE,
         )  # fmt: skip
-        if not (ONLINE or EXACT):
+        if not ONLINE:
             columns -= peak[:, None]
         for y0 in range(0, H, KEY_ROWS):
             first = (strip * ROWS + y0) * KEY_COLS
@@ -100,7 +100,7 @@ def mix_values(
                 new_peak = tl.maximum(peak, tl.max(s, 1) * SCALE)
                 mixed *= tl.exp2(peak - new_peak)[:, None]
                 peak = new_peak
-            p = tl.exp2(s * SCALE - peak[:, None]) if ONLINE or EXACT else tl.exp2(s)
+            p = tl.exp2(s * SCALE - peak[:, None]) if ONLINE else tl.exp2(s)
             mixed = add_product(mixed, p.to(v.dtype), v, PRECISION, EXACT)
     return mixed, peak
 
@@ -126,6 +126,7 @@ def attend_forward(
 
     Softmax is the same whatever is taken off the logits, as long as nothing overflows. So the largest logit of the
     first keys will do, and it is in the products from the start; a sum that comes out too large is done again, online.
+    Not in float32, where what is left of a logit should be small, so that no digit of it is lost: online at once.
     """
     PIXELS: tl.constexpr = H * W
     STRIDE: tl.constexpr = GROUPS * TAIL + COLUMNS
@@ -152,21 +153,24 @@ def attend_forward(
     if MAIN > 0:
         s = add_product(s, q, tl.trans(k), PRECISION, EXACT)
     peak = tl.max(s, 1) * SCALE
-    mixed, _ = mix_values(
+    mixed, peak = mix_values(
         q, queries, keys, values, pixel, inside, peak, H, MAIN, TAIL, GROUP, GROUPS, STRIDE, ROWS, STRIPS, VALUES,
-        RELATIVE, SCALE, EXACT, PRECISION, WHOLE, BLOCK_M, KEY_ROWS, KEY_COLS, DV_PAD, False,
+        RELATIVE, SCALE, EXACT, PRECISION, WHOLE, BLOCK_M, KEY_ROWS, KEY_COLS, DV_PAD, EXACT,
     )  # fmt: skip
     total = sum_of_weights(mixed, DV, DV_PAD)
-    if tl.max(tl.where(total < 1e30, 0, 1), 0) > 0:  # also if it is not a number
-        peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-        mixed, peak = mix_values(
-            q, queries, keys, values, pixel, inside, peak, H, MAIN, TAIL, GROUP, GROUPS, STRIDE, ROWS, STRIPS, VALUES,
-            RELATIVE, SCALE, EXACT, PRECISION, WHOLE, BLOCK_M, KEY_ROWS, KEY_COLS, DV_PAD, True,
-        )  # fmt: skip
-        total = sum_of_weights(mixed, DV, DV_PAD)
+    if not EXACT:  # noqa: SIM102  known when it is compiled
+        if tl.max(tl.where(total < 1e30, 0, 1), 0) > 0:  # also if it is not a number
+            peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
+            mixed, peak = mix_values(
+                q, queries, keys, values, pixel, inside, peak, H, MAIN, TAIL, GROUP, GROUPS, STRIDE, ROWS, STRIPS,
+                VALUES, RELATIVE, SCALE, EXACT, PRECISION, WHOLE, BLOCK_M, KEY_ROWS, KEY_COLS, DV_PAD, True,
+            )  # fmt: skip
+            total = sum_of_weights(mixed, DV, DV_PAD)
 
     out_base = out + image * (PIXELS * HEADS * DV) + head * DV
-    store_pixels(out_base, pixel * (HEADS * DV), inside, mixed / total[:, None], DV, DV_PAD)
+    # In float32 divided as IEEE has it: triton's own division may be two units off, as many as all the rest.
+    result = tl.div_rn(mixed, tl.broadcast_to(total[:, None], mixed.shape)) if EXACT else mixed / total[:, None]
+    store_pixels(out_base, pixel * (HEADS * DV), inside, result, DV, DV_PAD)
     tl.store(lse + image_head * (2 * PIXELS) + pixel, peak, mask=inside)
     tl.store(lse + image_head * (2 * PIXELS) + PIXELS + pixel, tl.log2(total), mask=inside)
 
