@@ -40,6 +40,7 @@ def code(name, shape, dtype):
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
 
 
+PLAN = ((2, 45, 86), (3870, 86, 1), torch.bfloat16, 2, torch.float32, 5, 2, 40)  # 5 x 9, two heads of 20 and 3
 KERNELS = list(triton_plan.TILES)
 SHAPES = [(2, 14, 14, 8, 20, 3), (2, 32, 32, 8, 20, 2)]
 
@@ -104,3 +105,30 @@ def test_parts_of_a_key_do_not_overlap(depth):
     assert depth - main + 4 <= rows_at
     assert rows_at + triton_plan.GROUP <= tail
     assert {part & (part - 1) for part in (main, tail)} == {0}  # powers of two
+
+
+def test_a_second_launch_goes_straight_to_the_compiled_kernel(monkeypatch):
+    """With addresses and constants in the order of the kernel's arguments; other heads or alignment go the long way."""
+    from aaconv.attention import triton_kernels
+
+    calls = []
+
+    class Kernel:
+        arg_names = ("qkv", "out", "first_image_head", "W", "H", "BLOCK_M")
+
+        def __getitem__(self, grid):
+            return lambda *arguments, **constants: calls.append((grid, arguments, constants)) or self
+
+    monkeypatch.setattr(triton_kernels, "attend_forward", Kernel())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    chosen = triton_plan.Plan(*PLAN, full_precision=True, backward=False)
+    tensors = torch.zeros(64), torch.zeros(64)
+    for first, heads, some in [(0, 4, tensors), (4, 4, tensors), (8, 2, tensors), (0, 4, (tensors[0][1:], tensors[1]))]:
+        chosen.launch("attend_forward", heads, *some, first)
+    tiles = chosen.programs("attend_forward")
+    first, second, fewer, shifted = calls
+    assert first[0] == second[0] == shifted[0] == (4 * tiles, 1, 1)
+    assert fewer[0] == (2 * tiles, 1, 1)
+    assert first[2]["num_warps"] == shifted[2]["num_warps"] == chosen.tile("attend_forward").warps
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    assert second[1:] == ((*addresses, 4, 9, 5, chosen.tile("attend_forward").queries), {})

@@ -3,7 +3,7 @@
 import functools
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -141,7 +141,7 @@ class Plan:
         fitting = elements // max(1, 2 * self.image_heads * self.length * depth)
         self.splits = max(1, min(ceil_div(self.pixels, 64), ceil_div(PROGRAMS, self.heads_at_a_time), fitting))
         sizes["SPLITS"] = self.splits
-        self.compiled: dict[tuple, Any] = {}
+        self.launchers: dict[tuple, tuple[Callable, list[Any]]] = {}
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """(first, how many) of the image-heads of every launch."""
@@ -153,24 +153,23 @@ class Plan:
 
     def launch(self, name: str, heads: int, *arguments: Any) -> None:
         """Run a kernel for so many of the image-heads."""
+        *tensors, first = arguments
+        # Triton compiles for the alignment of the pointers. Its own way to the compiled kernel looks at every argument
+        # again, and asks the driver about every tensor, but not about an address: both take longer than these kernels.
+        addresses = [tensor.data_ptr() for tensor in tensors]
+        aligned = [address % 16 == 0 for address in addresses]
+        key = (name, heads, None if INTERPRETED else torch.cuda.current_device(), *aligned)
+        if key in self.launchers:
+            launcher, constants = self.launchers[key]
+            launcher(*addresses, first, *constants)
+            return
         from . import triton_kernels
 
         kernel, grid = getattr(triton_kernels, name), (heads * self.programs(name), 1, 1)
-        if INTERPRETED:
-            kernel[grid](*arguments, **self.launch_constants(name, kernel.arg_names))
-            return
-        # Triton compiles for the alignment of the pointers. Its own way to the compiled kernel looks at every argument
-        # again, and asks the driver about every tensor, but not about an address: both take longer than these kernels.
-        *tensors, first = arguments
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        key = (name, torch.cuda.current_device(), *(address % 16 == 0 for address in addresses))
-        if key not in self.compiled:
-            constants = self.launch_constants(name, kernel.arg_names)
-            compiled = kernel[grid](*arguments, **constants)
-            self.compiled[key] = compiled, [constants[name] for name in kernel.arg_names if name in constants]
-            return
-        compiled, constants = self.compiled[key]
-        compiled[grid](*addresses, first, *constants)
+        chosen = self.launch_constants(name, kernel.arg_names)
+        compiled = kernel[grid](*arguments, **chosen)
+        if not INTERPRETED:
+            self.launchers[key] = compiled[grid], [chosen[name] for name in kernel.arg_names if name in chosen]
 
     def launch_constants(self, name: str, known: Iterable[str]) -> dict[str, Any]:
         """What a kernel is specialised by, of the names it knows, and triton's options."""
