@@ -137,8 +137,8 @@ class Plan:
         room = max(int(SCRATCH * elements), SMALL_SCRATCH // dtype.itemsize)
         fitting = max(1, room // max(1, of_a_head))
         self.heads_at_a_time = max(1, ceil_div(self.image_heads, max(1, ceil_div(self.image_heads, fitting))))
-        # So do the partial sums of the tables' gradient: together they are at most half the input.
-        fitting = elements // max(1, 2 * self.image_heads * self.length * depth)
+        # So do the partial sums of the tables' gradient: together they are at most as many numbers as the input.
+        fitting = elements // max(1, self.image_heads * self.length * depth)
         self.splits = max(1, min(ceil_div(self.pixels, 64), ceil_div(PROGRAMS, self.heads_at_a_time), fitting))
         sizes["SPLITS"] = self.splits
         self.launchers: dict[tuple, tuple[Callable, list[Any]]] = {}
