@@ -72,15 +72,17 @@ def load_tile(keys, first, SLOTS: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.con
 @triton.jit
 def mix_values(
     q, queries, keys, values, pixel, inside, peak,
-    H: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
-    STRIDE: tl.constexpr, ROWS: tl.constexpr, STRIPS: tl.constexpr, VALUES: tl.constexpr, RELATIVE: tl.constexpr,
-    SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr, WHOLE: tl.constexpr, BLOCK_M: tl.constexpr,
-    KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr, DV_PAD: tl.constexpr, ONLINE: tl.constexpr,
+    H: tl.constexpr, DV: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, GROUP: tl.constexpr,
+    GROUPS: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, STRIPS: tl.constexpr, VALUES: tl.constexpr,
+    ONES: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
+    WHOLE: tl.constexpr, BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr, DV_PAD: tl.constexpr,
+    ONLINE: tl.constexpr,
 ):  # fmt: skip
-    """[BLOCK_M, DV_PAD]: the values under weights exp2(logit - peak), not yet divided by their sum, and the peak.
+    """[BLOCK_M, DV_PAD]: the values under weights exp2(logit - peak), not yet divided by their sum, that sum, the peak.
     ONLINE follows the largest logit from tile to tile, which is always safe and takes twice the instructions."""
     SLOTS: tl.constexpr = KEY_ROWS * KEY_COLS
     mixed = tl.zeros([BLOCK_M, DV_PAD], tl.float32)
+    total = tl.zeros([BLOCK_M], tl.float32)
     for strip in range(STRIPS):
         columns = load_columns(
             queries + GROUPS * TAIL + strip * KEY_COLS, pixel, inside,
@@ -99,16 +101,15 @@ def mix_values(
             if ONLINE:
                 new_peak = tl.maximum(peak, tl.max(s, 1) * SCALE)
                 mixed *= tl.exp2(peak - new_peak)[:, None]
+                total *= tl.exp2(peak - new_peak)
                 peak = new_peak
             p = tl.exp2(s * SCALE - peak[:, None]) if ONLINE else tl.exp2(s)
             mixed = add_product(mixed, p.to(v.dtype), v, PRECISION, EXACT)
-    return mixed, peak
-
-
-@triton.jit
-def sum_of_weights(mixed, DV: tl.constexpr, DV_PAD: tl.constexpr):
-    """It stands beside the mixed values, because the values have a one there."""
-    return tl.sum(tl.where((tl.arange(0, DV_PAD) == DV)[None, :], mixed, 0.0), 1)
+            if not ONES:
+                total += tl.sum(p, 1)
+    if ONES:  # then the sum stands beside the mixed values
+        total = tl.sum(tl.where((tl.arange(0, DV_PAD) == DV)[None, :], mixed, 0.0), 1)
+    return mixed, total, peak
 
 
 @triton.jit(do_not_specialize=["first_image_head"])
@@ -117,7 +118,7 @@ def attend_forward(
     STRIDE_B: tl.constexpr, STRIDE_P: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr,
-    VALUES: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr,
+    VALUES: tl.constexpr, ONES: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr,
     PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr,
     DV_PAD: tl.constexpr,
 ):  # fmt: skip
@@ -153,19 +154,17 @@ def attend_forward(
     if MAIN > 0:
         s = add_product(s, q, tl.trans(k), PRECISION, EXACT)
     peak = tl.max(s, 1) * SCALE
-    mixed, peak = mix_values(
-        q, queries, keys, values, pixel, inside, peak, H, MAIN, TAIL, GROUP, GROUPS, STRIDE, ROWS, STRIPS, VALUES,
-        RELATIVE, SCALE, EXACT, PRECISION, WHOLE, BLOCK_M, KEY_ROWS, KEY_COLS, DV_PAD, EXACT,
+    mixed, total, peak = mix_values(
+        q, queries, keys, values, pixel, inside, peak, H, DV, MAIN, TAIL, GROUP, GROUPS, STRIDE, ROWS, STRIPS, VALUES,
+        ONES, RELATIVE, SCALE, EXACT, PRECISION, WHOLE, BLOCK_M, KEY_ROWS, KEY_COLS, DV_PAD, EXACT,
     )  # fmt: skip
-    total = sum_of_weights(mixed, DV, DV_PAD)
     if not EXACT:  # noqa: SIM102  known when it is compiled
         if tl.max(tl.where(total < 1e30, 0, 1), 0) > 0:  # also if it is not a number
             peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
-            mixed, peak = mix_values(
-                q, queries, keys, values, pixel, inside, peak, H, MAIN, TAIL, GROUP, GROUPS, STRIDE, ROWS, STRIPS,
-                VALUES, RELATIVE, SCALE, EXACT, PRECISION, WHOLE, BLOCK_M, KEY_ROWS, KEY_COLS, DV_PAD, True,
+            mixed, total, peak = mix_values(
+                q, queries, keys, values, pixel, inside, peak, H, DV, MAIN, TAIL, GROUP, GROUPS, STRIDE, ROWS, STRIPS,
+                VALUES, ONES, RELATIVE, SCALE, EXACT, PRECISION, WHOLE, BLOCK_M, KEY_ROWS, KEY_COLS, DV_PAD, True,
             )  # fmt: skip
-            total = sum_of_weights(mixed, DV, DV_PAD)
 
     out_base = out + image * (PIXELS * HEADS * DV) + head * DV
     # In float32 divided as IEEE has it: triton's own division may be two units off, as many as all the rest.
@@ -181,13 +180,14 @@ def attend_backward_queries(
     STRIDE_B: tl.constexpr, STRIDE_P: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
-    COLUMNS: tl.constexpr, VALUES: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr,
+    COLUMNS: tl.constexpr, VALUES: tl.constexpr, ONES: tl.constexpr, DELTAS: tl.constexpr, RELATIVE: tl.constexpr,
+    SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr,
+    KEY_COLS: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the queries, without the relative part, and of their relative logits in grad_logits
     [heads in this launch, H W, COLUMNS + STRIPS * ROWS], the rows' in one part a strip. One program an (image, head,
     query tile). Leaves in grads [heads in this launch, H W, VALUES] do | -(do . o) in two parts | 0, which the keys'
-    kernel reads."""
+    kernel reads; without ONES the two parts follow a head's [H W, VALUES], in DELTAS numbers."""
     SLOTS: tl.constexpr = KEY_ROWS * KEY_COLS
     PIXELS: tl.constexpr = H * W
     STRIDE: tl.constexpr = GROUPS * TAIL + COLUMNS
@@ -208,11 +208,18 @@ def attend_backward_queries(
     o = load_pixels(out + out_offset, pixel * (HEADS * DV), inside, DV, VALUES)
     lse += image_head * (2 * PIXELS)
     delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)[:, None]
-    depth = tl.arange(0, VALUES)[None, :]
     rounded = delta.to(do.dtype)
-    do = tl.where(depth == DV, -rounded, do)
-    do = tl.where(depth == DV + 1, (rounded.to(tl.float32) - delta).to(do.dtype), do)
-    store_pixels(grads + local_image_head * (PIXELS * VALUES), pixel * VALUES, inside, do, VALUES, VALUES)
+    rest = (rounded.to(tl.float32) - delta).to(do.dtype)
+    grads += local_image_head * (PIXELS * VALUES + DELTAS)
+    if ONES:
+        depth = tl.arange(0, VALUES)[None, :]
+        do = tl.where(depth == DV, -rounded, do)
+        do = tl.where(depth == DV + 1, rest, do)
+    else:
+        deltas = grads + PIXELS * VALUES + pixel[:, None]
+        tl.store(deltas, -rounded, mask=inside[:, None])
+        tl.store(deltas + DELTAS // 2, rest, mask=inside[:, None])
+    store_pixels(grads, pixel * VALUES, inside, do, VALUES, VALUES)
 
     col = tl.arange(0, KEY_COLS)
     row = tl.arange(0, TAIL) - ROWS_AT
@@ -240,7 +247,8 @@ def attend_backward_queries(
             if MAIN > 0:
                 s = add_product(s, q, tl.trans(k), PRECISION, EXACT)
             p = weigh(s, lse, pixel, inside, PIXELS, SCALE, EXACT, 1)
-            ds = p * tl.dot(do, tl.trans(v), input_precision=PRECISION)
+            dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
+            ds = p * (dp if ONES else dp - delta)
             if RELATIVE:
                 grad_columns += tl.sum(tl.reshape(ds, [BLOCK_M, KEY_ROWS, KEY_COLS]), 1)
             ds = ds.to(v.dtype)
@@ -333,8 +341,8 @@ def attend_backward_keys(
     STRIDE_B: tl.constexpr, STRIDE_P: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr,
-    VALUES: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr, LOGIT_SCALE: tl.constexpr,
-    EXACT: tl.constexpr, PRECISION: tl.constexpr,
+    VALUES: tl.constexpr, ONES: tl.constexpr, DELTAS: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr,
+    LOGIT_SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr, DV_PAD: tl.constexpr,
 ):  # fmt: skip
     """Gradients of keys and values. One program an (image, head, key tile); logits are [slots, queries] here."""
@@ -358,7 +366,7 @@ def attend_backward_keys(
     v = load_slots(values + first * VALUES, SLOTS, VALUES, VALUES)
     tails = queries + local_image_head * (PIXELS * STRIDE) + (y0 // GROUP) * TAIL
     columns = queries + local_image_head * (PIXELS * STRIDE) + GROUPS * TAIL + strip * KEY_COLS
-    grads += local_image_head * (PIXELS * VALUES)
+    grads += local_image_head * (PIXELS * VALUES + DELTAS)
     tail_grad = tl.zeros([SLOTS, TAIL], tl.float32)
     value_grad = tl.zeros([SLOTS, DV_PAD], tl.float32)
     lse += image_head * (2 * PIXELS)
@@ -374,6 +382,10 @@ def attend_backward_keys(
         inside = pixel < PIXELS
         q_tail = load_rows(tails, pixel, inside, STRIDE, TAIL, WHOLE)
         do = load_rows(grads, pixel, inside, VALUES, VALUES, WHOLE)
+        if not ONES:
+            deltas = grads + PIXELS * VALUES + pixel
+            minus_delta = tl.load(deltas, mask=inside, other=0.0).to(tl.float32)
+            minus_delta += tl.load(deltas + DELTAS // 2, mask=inside, other=0.0).to(tl.float32)
         if RELATIVE:
             s = tl.trans(q_columns).to(tl.float32)[None, :, :]
             s = tl.reshape(tl.broadcast_to(s, [KEY_ROWS, KEY_COLS, BLOCK_M]), [SLOTS, BLOCK_M])
@@ -388,7 +400,8 @@ def attend_backward_keys(
         p = weigh(s, lse, pixel, inside, PIXELS, SCALE, EXACT, 0)
         do_part = load_rows(grads, pixel, inside, VALUES, DV_PAD, WHOLE)
         value_grad = add_product(value_grad, p.to(v.dtype), do_part, PRECISION, EXACT)
-        ds = (p * tl.dot(v, tl.trans(do), input_precision=PRECISION)).to(v.dtype)
+        dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
+        ds = (p * (dp if ONES else dp + minus_delta[None, :])).to(v.dtype)
         tail_grad = add_product(tail_grad, ds, q_tail, PRECISION, EXACT)
         if MAIN > 0:
             main_grad = add_product(main_grad, ds, q, PRECISION, EXACT)

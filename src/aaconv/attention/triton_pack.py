@@ -8,7 +8,7 @@ rows. `pack` lays out, once for all the tiles that will read it,
                                                 GROUP of the rows | 0 ...; then cols[0 : W] | 0 ...
     keys     [strip, row, column, MAIN + TAIL]  k | 1 where the slot is beyond the map | 1 | 1 | 1 | 0 ... |
                                                 one-hot of row % GROUP
-    values   [strip, row, column, VALUES]       v | 1 | 1 | 0 ...
+    values   [strip, row, column, VALUES]       v | 1 | 1 | 0 ... (without the ones if they would make it twice as wide)
 
 with keys in strips of KEY_COLS columns, so that a tile of KEY_ROWS x KEY_COLS keys is one piece of memory. k, rows and
 cols are multiplied by KEY_SCALE. The log-sum-exp is there for the backward, and not in float32 (LOG_SUM): three parts
@@ -88,7 +88,7 @@ def pack(
     MAIN: tl.constexpr, TAIL: tl.constexpr, KEY: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr,
     GROUPS: tl.constexpr, COLUMNS: tl.constexpr, VALUES: tl.constexpr, KEY_COLS: tl.constexpr, STRIPS: tl.constexpr,
     TAILS_PADDED: tl.constexpr, COLUMNS_PADDED: tl.constexpr, TABLES_PER_HEAD: tl.constexpr, RELATIVE: tl.constexpr,
-    OUTSIDE: tl.constexpr, KEY_SCALE: tl.constexpr, LOG_SUM: tl.constexpr, PRECISION: tl.constexpr,
+    OUTSIDE: tl.constexpr, KEY_SCALE: tl.constexpr, LOG_SUM: tl.constexpr, ONES: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """The operands of the attention, see above. A program takes BLOCK_M queries of an image row, BLOCK_M queries of an
@@ -142,6 +142,7 @@ def pack(
     keys += local_image_head * (STRIPS * ROWS * KEY_COLS * (MAIN + TAIL))
     store_pixels(keys, slot * (MAIN + TAIL), exists, k, MAIN + TAIL, KEY)
     depth = tl.arange(0, VALUES)[None, :]
-    v = tl.where((depth == DV) | (depth == DV + 1), 1.0, v)
+    if ONES:
+        v = tl.where((depth == DV) | (depth == DV + 1), 1.0, v)
     values += local_image_head * (STRIPS * ROWS * KEY_COLS * VALUES)
     store_pixels(values, slot * VALUES, exists, v, VALUES, VALUES)

@@ -130,7 +130,7 @@ class Plan:
         query, slots = sizes["GROUPS"] * sizes["TAIL"] + sizes["COLUMNS"], sizes["ALL_SLOTS"]
         self.operand_sizes = self.pixels * query, slots * (sizes["MAIN"] + sizes["TAIL"]), slots * sizes["VALUES"]
         relative = sizes["COLUMNS"] + sizes["STRIPS"] * sizes["GROUPS"] * GROUP if self.length else 0
-        self.gradient_sizes = self.pixels * sizes["VALUES"], self.pixels * relative
+        self.gradient_sizes = self.pixels * sizes["VALUES"] + sizes["DELTAS"], self.pixels * relative
         # The scratch stays linear in the pixels: as many heads at a time as fit.
         of_a_head = sum(self.operand_sizes) + (sum(self.gradient_sizes) if backward else 0)
         elements = math.prod(shape)
@@ -209,6 +209,7 @@ def _layout(height: int, width: int, depth: int, value_depth: int) -> dict[str, 
     main, rows_at, tail = key_parts(depth)
     columns = strip_columns(width)
     groups, strips = ceil_div(height, GROUP), ceil_div(width, columns)
+    ones = padded(value_depth + 2) == padded(value_depth)  # not if they would double the values' products
     return {
         "D_PAD": padded(depth),
         "MAIN": main,
@@ -221,8 +222,10 @@ def _layout(height: int, width: int, depth: int, value_depth: int) -> dict[str, 
         "TAILS_PADDED": padded(groups * tail),
         "COLUMNS_PADDED": padded(strips * columns),
         "PLACES": padded(strips * columns + groups * GROUP),
-        "VALUES": padded(value_depth + 2),
-        "DV_PAD": max(8, power_of_two(value_depth + 1)),
+        "ONES": ones,
+        "VALUES": padded(value_depth + 2 * ones),
+        "DV_PAD": max(8, power_of_two(value_depth + ones)),
+        "DELTAS": 0 if ones else 2 * ceil_div(height * width, 8) * 8,
         "KEY_COLS": columns,
         "STRIPS": strips,
         "ALL_SLOTS": strips * columns * groups * GROUP,
