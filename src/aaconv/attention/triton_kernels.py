@@ -10,22 +10,18 @@ exponential being in base 2 (KEY_SCALE in `pack`). In float32 SCALE holds it, an
 import triton
 import triton.language as tl
 
-from .triton_pack import find_head, load_pixels, pack, store_pixels  # noqa: F401  pack: so that all kernels are found here
+from .triton_pack import (  # noqa: F401  pack: so that all kernels are found here
+    find_head,
+    load_columns,
+    load_pixels,
+    load_rows,
+    load_slots,
+    load_tile,
+    pack,
+    store_pixels,
+)
 
 LN2 = tl.constexpr(0.6931471805599453)
-
-
-@triton.jit
-def load_rows(base, row, valid, STRIDE: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
-    """[rows, WIDTH] of packed operands; without a mask where all rows exist."""
-    pointers = base + (row * STRIDE)[:, None] + tl.arange(0, WIDTH)[None, :]
-    return tl.load(pointers) if WHOLE else tl.load(pointers, mask=valid[:, None], other=0.0)
-
-
-@triton.jit
-def load_slots(base, SLOTS: tl.constexpr, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
-    """[SLOTS, WIDTH] of packed keys or values: all slots exist."""
-    return tl.load(base + (tl.arange(0, SLOTS) * STRIDE)[:, None] + tl.arange(0, WIDTH)[None, :])
 
 
 @triton.jit
@@ -45,28 +41,6 @@ def weigh(s, lse, pixel, valid, PIXELS: tl.constexpr, SCALE: tl.constexpr, EXACT
         peak = tl.expand_dims(tl.load(lse + pixel, mask=valid, other=float("inf")), AXIS)
         s = (s * SCALE - peak) - tl.expand_dims(tl.load(lse + PIXELS + pixel, mask=valid, other=0.0), AXIS)
     return tl.exp2(s)
-
-
-@triton.jit
-def load_columns(
-    queries, pixel, inside, STRIDE: tl.constexpr, BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr,
-    KEY_COLS: tl.constexpr, WHOLE: tl.constexpr, RELATIVE: tl.constexpr,
-):  # fmt: skip
-    """[BLOCK_M, KEY_ROWS * KEY_COLS]: the relative logits of a strip's columns, the same for all its rows."""
-    if RELATIVE:
-        columns = load_rows(queries, pixel, inside, STRIDE, KEY_COLS, WHOLE).to(tl.float32)
-    else:
-        columns = tl.zeros([BLOCK_M, KEY_COLS], tl.float32)
-    columns = tl.broadcast_to(columns[:, None, :], [BLOCK_M, KEY_ROWS, KEY_COLS])
-    return tl.reshape(columns, [BLOCK_M, KEY_ROWS * KEY_COLS])
-
-
-@triton.jit
-def load_tile(keys, first, SLOTS: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr):
-    """[SLOTS, TAIL] and [SLOTS, MAIN] of the keys from slot `first` on; without a main part the tail twice."""
-    tail = load_slots(keys + first * (MAIN + TAIL) + MAIN, SLOTS, MAIN + TAIL, TAIL)
-    main = load_slots(keys + first * (MAIN + TAIL), SLOTS, MAIN + TAIL, MAIN) if MAIN > 0 else tail
-    return tail, main
 
 
 @triton.jit

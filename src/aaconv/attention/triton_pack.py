@@ -1,4 +1,4 @@
-"""The first of the fused kernels: it lays out the operands of the attention for the others.
+"""The first of the fused kernels, which lays out the operands of the attention, and how the others load them.
 
 A logit is q_i . k_j + rows_i[jy] + cols_i[jx]: a query has H + W relative logits beside its product with the keys, and
 each key adds two of them. Matrix products take depths of 16, so a head of 20 channels leaves 12 unused: they carry the
@@ -32,6 +32,41 @@ def store_pixels(base, pixel_offset, valid, value, DEPTH: tl.constexpr, DEPTH_PA
     depth = tl.arange(0, DEPTH_PAD)
     mask = valid[:, None] & (depth < DEPTH)[None, :]
     tl.store(base + pixel_offset[:, None] + depth[None, :], value.to(base.dtype.element_ty), mask=mask)
+
+
+@triton.jit
+def load_rows(base, row, valid, STRIDE: tl.constexpr, WIDTH: tl.constexpr, WHOLE: tl.constexpr):
+    """[rows, WIDTH] of packed operands; without a mask where all rows exist."""
+    pointers = base + (row * STRIDE)[:, None] + tl.arange(0, WIDTH)[None, :]
+    return tl.load(pointers) if WHOLE else tl.load(pointers, mask=valid[:, None], other=0.0)
+
+
+@triton.jit
+def load_slots(base, SLOTS: tl.constexpr, STRIDE: tl.constexpr, WIDTH: tl.constexpr):
+    """[SLOTS, WIDTH] of packed keys or values: all slots exist."""
+    return tl.load(base + (tl.arange(0, SLOTS) * STRIDE)[:, None] + tl.arange(0, WIDTH)[None, :])
+
+
+@triton.jit
+def load_columns(
+    queries, pixel, inside, STRIDE: tl.constexpr, BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr,
+    KEY_COLS: tl.constexpr, WHOLE: tl.constexpr, RELATIVE: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK_M, KEY_ROWS * KEY_COLS]: the relative logits of a strip's columns, the same for all its rows."""
+    if RELATIVE:
+        columns = load_rows(queries, pixel, inside, STRIDE, KEY_COLS, WHOLE).to(tl.float32)
+    else:
+        columns = tl.zeros([BLOCK_M, KEY_COLS], tl.float32)
+    columns = tl.broadcast_to(columns[:, None, :], [BLOCK_M, KEY_ROWS, KEY_COLS])
+    return tl.reshape(columns, [BLOCK_M, KEY_ROWS * KEY_COLS])
+
+
+@triton.jit
+def load_tile(keys, first, SLOTS: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr):
+    """[SLOTS, TAIL] and [SLOTS, MAIN] of the keys from slot `first` on; without a main part the tail twice."""
+    tail = load_slots(keys + first * (MAIN + TAIL) + MAIN, SLOTS, MAIN + TAIL, TAIL)
+    main = load_slots(keys + first * (MAIN + TAIL), SLOTS, MAIN + TAIL, MAIN) if MAIN > 0 else tail
+    return tail, main
 
 
 @triton.jit
