@@ -93,8 +93,8 @@ def attend_forward(
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr,
     VALUES: tl.constexpr, ONES: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr,
-    PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr,
-    DV_PAD: tl.constexpr,
+    PRECISION: tl.constexpr, LARGEST_SUM: tl.constexpr, BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr,
+    KEY_COLS: tl.constexpr, DV_PAD: tl.constexpr,
 ):  # fmt: skip
     """One program an (image, head, query tile). lse is [image_heads, 2, H W]: a logit near the largest and the
     logarithm of the sum over that, both in base 2.
@@ -133,7 +133,7 @@ def attend_forward(
         ONES, RELATIVE, SCALE, EXACT, PRECISION, WHOLE, BLOCK_M, KEY_ROWS, KEY_COLS, DV_PAD, EXACT,
     )  # fmt: skip
     if not EXACT:  # noqa: SIM102  known when it is compiled
-        if tl.max(tl.where(total < 1e30, 0, 1), 0) > 0:  # also if it is not a number
+        if tl.max(tl.where(total < LARGEST_SUM, 0, 1), 0) > 0:  # also if it is not a number
             peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
             mixed, total, peak = mix_values(
                 q, queries, keys, values, pixel, inside, peak, H, DV, MAIN, TAIL, GROUP, GROUPS, STRIDE, ROWS, STRIPS,

@@ -117,6 +117,8 @@ class Plan:
             "TABLES_PER_HEAD": table_dimensions == 3,
             # Finite, because the products spread it with zeros: far below any logit, within the dtype.
             "OUTSIDE": -60000.0 if dtype == torch.float16 else -1e30,
+            # Of the weights, in the forward: a sum above it is done again. No weight below it overflows the dtype.
+            "LARGEST_SUM": 60000.0 if dtype == torch.float16 else 1e30,
             # In half precision the keys bring the factor of the exponent; in float32 it would cost them a digit.
             "KEY_SCALE": 1.0 if exact else scale,
             "SCALE": scale if exact else 1.0,
