@@ -290,6 +290,13 @@ def test_table2_completes_a_file(tmp_path, monkeypatch):
     path.write_text('{"rows": []}')
     with pytest.raises(ValueError, match="is not what `aaconv bench table2` writes"):
         table2.run(device="cpu", batch=2, json_to=str(path), complete=True)
+    path.unlink()
+    with pytest.raises(ValueError, match=r"there is no .*table2\.json to complete"):
+        table2.run(device="cpu", batch=2, json_to=str(path), complete=True)
+    for nowhere in (None, "-"):
+        with pytest.raises(ValueError, match="--complete needs --json FILE"):
+            table2.run(device="cpu", batch=2, json_to=nowhere, complete=True)
+    assert len(measured) == 2
 
 
 @pytest.mark.parametrize(

@@ -41,11 +41,15 @@ class Latencies(Results):
         try:
             records = {_name(record): record for record in json.loads(Path(path).read_text())}
             found = [{key: (record | record["environment"])[key] for key in ours} for record in records.values()]
+        except FileNotFoundError:
+            raise ValueError(f"there is no {path} to complete: drop --complete") from None
         except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{path} is not what `aaconv bench table2` writes: drop --complete") from None
+            raise ValueError(
+                f"{path} is not what `aaconv bench table2` writes: drop --complete to replace it"
+            ) from None
         for theirs in found:
             if theirs != ours:
-                raise ValueError(f"{path} was measured with {theirs}, not {ours}: drop --complete")
+                raise ValueError(f"{path} was measured with {theirs}, not {ours}: drop --complete to replace it")
         self.kept = records
 
 
@@ -65,12 +69,14 @@ def run(
 ) -> None:
     """Measure the six networks of table 2 and print a table; to `complete` a file, those that it lacks and the first,
     which every run compares with."""
+    if complete and json_to in (None, "-"):
+        raise ValueError("--complete needs --json FILE, the file to complete")
     where = pick_device(device, needs_gpu="bench table2")
     networks = [Network(row.model, row.options) for row in TABLE_2]
     batch = batch or default_batch(where)
     settings = {"batch": batch, "size": size, "compiled": compiled}
     results = Latencies("table2", where, json_to, **settings)
-    if complete and json_to not in (None, "-"):
+    if complete:
         results.keep(json_to)
         networks = networks[:1] + [network for network in networks[1:] if str(network) not in results.kept]
     for rows in measure(networks, PHASES, batch, size, compiled, where, rounds):
