@@ -115,11 +115,16 @@ def test_large_logits_stay_finite():
 
 @interpreted
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the first attempt overflows
-@pytest.mark.parametrize("rise", [40, 2])  # beyond float32, and beyond float16 alone
-@pytest.mark.parametrize("value_depth", [3, 16])  # with and without ones beside the values
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=str)
-def test_logits_may_rise_far_above_those_of_the_first_keys(dtype, value_depth, rise):
-    assert_as_good_as_eager(rising_inputs(1, 9, 8, 1, 20, value_depth, rise=rise), dtype, 1, 20)
+def test_logits_may_rise_far_above_those_of_the_first_keys(dtype):
+    assert_as_good_as_eager(rising_inputs(1, 9, 8, 1, 20, 3), dtype, 1, 20)
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # the first attempt overflows
+@pytest.mark.parametrize("value_depth", [3, 16])  # with and without ones beside the values
+def test_weights_may_overflow_float16_but_not_float32(value_depth):
+    assert_as_good_as_eager(rising_inputs(1, 9, 4, 1, 20, value_depth, rise=2), torch.float16, 1, 20)
 
 
 @interpreted
