@@ -56,8 +56,17 @@ def test_no_kernel_uses_wgmma(kernel, shape):
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
-@pytest.mark.parametrize("shape", [SHAPES[0], (2, 14, 14, 8, 32, 32)], ids=str)
-@pytest.mark.parametrize("kernel", [kernel for kernel in KERNELS if kernel.startswith("attend")])
+@pytest.mark.parametrize(
+    ("kernel", "shape"),
+    [
+        (kernel, shape)
+        for kernel in KERNELS
+        for shape in (SHAPES[0], (2, 14, 14, 8, 32, 32))
+        if kernel.startswith("attend")
+    ]
+    + [("relative_backward", (2, 32, 32, 8, 64, 64)), ("relative_backward", (2, 8, 8, 8, 128, 128))],
+    ids=str,
+)
 def test_registers_are_enough(kernel, shape):
     """A few values may wait in memory; gradients that live there make a kernel ten times slower."""
     lines = re.findall(r"^\s*\S.*?\b[A-Z][A-Z0-9]+\b.*$", code(kernel, shape, torch.bfloat16)["sass"], re.MULTILINE)

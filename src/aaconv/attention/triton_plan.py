@@ -64,11 +64,11 @@ def key_tile(pixels: int, depth: int, itemsize: int) -> Tile:
 
 
 def relative_tile(pixels: int, depth: int, itemsize: int) -> Tile:
-    if pixels <= 64:
+    if pixels <= 64 and depth <= MOST_CHANNELS:
         return Tile(64, 0, 1, 1)
     if itemsize == 4 or pixels > 4096:
         return Tile(16, 0, 2, 1)
-    return Tile(32, 0, 1 if 256 < pixels <= 1024 else 2, 1)
+    return Tile(32, 0, 1 if 256 < pixels <= 1024 and depth <= FEW_CHANNELS else 2, 1)
 
 
 TILES = {
