@@ -1,10 +1,10 @@
-"""Resizing by products is torch's resizing, with the same gradient every time."""
+"""Averages and resizing are torch's, with gradients of our own where they are compiled."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from aaconv.resizing import resize
+from aaconv.resizing import Halve, average, resize
 
 SIZES = [((7, 7), (14, 14)), ((4, 5), (7, 10)), ((1, 3), (1, 5)), ((5, 6), (5, 6)), ((6, 9), (3, 4))]
 
@@ -59,3 +59,40 @@ def test_exports_with_any_size_where_gradients_are_enabled():
     network, x = Resized(), torch.randn(1, 3, 21, 18)
     program = torch.export.export(network, (torch.randn(1, 3, 12, 16),), dynamic_shapes=({2: height, 3: width},))
     torch.testing.assert_close(program.module()(x), network(x))
+
+
+@pytest.mark.parametrize("size", [(2, 2), (8, 6), (2, 14)], ids=str)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_a_halved_map_has_the_gradient_of_torchs_average(size, layout):
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, *size, dtype=torch.float64).to(memory_format=layout).requires_grad_()
+    ours, torchs = Halve.apply(x), average(x, (3, 3), (2, 2))
+    assert torch.equal(ours, torchs)
+    grad = torch.randn_like(torchs)
+    torch.testing.assert_close(*(torch.autograd.grad(out, x, grad)[0] for out in (ours, torchs)))
+    assert torch.autograd.gradgradcheck(Halve.apply, x)
+
+
+@pytest.mark.parametrize(
+    ("size", "window", "stride"),
+    [((8, 6), (3, 3), (2, 2)), ((7, 6), (3, 3), (2, 2)), ((8, 8), (2, 2), (2, 2)), ((1, 8), (1, 3), (1, 2))],
+    ids=str,
+)
+def test_compiled_averages_are_those_that_are_not(size, window, stride):
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, *size, requires_grad=True)
+    results = []
+    for function in (average, torch.compile(average, fullgraph=True)):
+        out = function(x, window, stride)
+        results.append((out, *torch.autograd.grad(out.square().sum(), x)))
+    torch.testing.assert_close(*results)
+
+
+def test_the_compiled_gradient_of_a_halved_map_looks_for_no_windows():
+    from torch._inductor.utils import run_and_get_code
+
+    x = torch.randn(1, 4, 6, 6, requires_grad=True)
+    compiled = torch.compile(lambda x: average(x, (3, 3), (2, 2)).square().sum())
+    _, code = run_and_get_code(lambda: compiled(x).backward())
+    assert len(code) == 2
+    assert not any("avg_pool2d_backward" in part for part in code)

@@ -18,7 +18,7 @@ from torch.nn.parameter import UninitializedParameter, is_lazy
 from .attention import attend_2d, attention_maps, known_backend
 from .convolution import convolve_around, first_channels, likes_more_channels
 from .position import fit_table, make_position
-from .resizing import resize
+from .resizing import average, resize
 from .sizes import attention_channels, check_groups, in_each_dimension, resolve_channels
 
 __all__ = ["AAConv1d", "AAConv2d", "attention_channels"]
@@ -267,16 +267,11 @@ class AAConv2d(nn.Module):
             x = F.pad(x, (left, right, top, bottom))
         stride = self._map_pair(self.stride)
         if stride != (1, 1):
-            x = self._average(x, (window_height, window_width), stride)
+            x = average(x, (window_height, window_width), stride)
         out_size = x.shape[-2:]
         for _ in range(self.downsample):
-            x = self._average(x, self._map_pair((3,) * self._dimensions), self._map_pair((2,) * self._dimensions))
+            x = average(x, self._map_pair((3,) * self._dimensions), self._map_pair((2,) * self._dimensions))
         return x, out_size
-
-    @staticmethod
-    def _average(x: Tensor, window: tuple[int, ...], stride: tuple[int, ...]) -> Tensor:
-        padding = tuple(w // 2 if w % 2 else 0 for w in window)
-        return F.avg_pool2d(x, window, stride, padding, count_include_pad=False)
 
     def _project_in(self, pooled: Tensor) -> Tensor:
         """[batch, in_channels, height, width] -> [batch, height, width, 2*dk + dv]."""

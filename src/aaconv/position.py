@@ -8,6 +8,8 @@ Each encoding is a small class with the same three facts: the channels it append
 import torch
 from torch import Tensor
 
+from .tracing import is_exporting
+
 
 class NoPosition:
     """Nothing: attention is then equivariant to any permutation of the pixels."""
@@ -88,7 +90,7 @@ def fit_table(table: Tensor, length: int) -> Tensor:
     """
     longest = (table.shape[-2] + 1) // 2
     # Under torch.export the length may be symbolic, and a branch on it would pin it to one side.
-    if not torch.compiler.is_exporting() and length <= longest:
+    if not is_exporting() and length <= longest:
         return table[..., longest - length : longest + length - 1, :]
     return _interpolate(table, longest, length)
 
