@@ -42,7 +42,7 @@ def code(name, shape, dtype):
 
 PLAN = ((2, 45, 86), (3870, 86, 1), torch.bfloat16, 2, torch.float32, 5, 2, 40)  # 5 x 9, two heads of 20 and 3
 KERNELS = list(triton_plan.TILES)
-SHAPES = [(2, 14, 14, 8, 20, 3), (2, 32, 32, 8, 20, 2)]
+SHAPES = [(2, 14, 14, 8, 20, 3), (2, 32, 32, 8, 20, 2), (2, 14, 14, 8, 32, 32)]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

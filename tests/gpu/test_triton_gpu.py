@@ -51,7 +51,11 @@ def test_random_shapes_match_float64(seed):
     height, width = pick.choice(
         [(pick.randint(1, 20), pick.randint(1, 20)), (pick.randint(1, 50), pick.randint(1, 50))]
     )
-    heads, depth, value_depth = pick.randint(1, 8), pick.choice([1, 4, 12, 20, 32, 40]), pick.choice([1, 3, 6, 8, 20])
+    heads, depth, value_depth = (
+        pick.randint(1, 8),
+        pick.choice([1, 4, 12, 20, 32, 40]),
+        pick.choice([1, 3, 6, 8, 15, 16, 20, 32]),
+    )
     tables = pick.choice(["shared", "per head", "none"])
     inputs = random_inputs(pick.randint(1, 3), height, width, heads, depth, value_depth, tables, seed)
     assert_as_good_as_eager(inputs, pick.choice(DTYPES), heads, depth)
@@ -59,7 +63,9 @@ def test_random_shapes_match_float64(seed):
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 def test_logits_may_rise_far_above_those_of_the_first_keys(dtype):
-    assert_as_good_as_eager(fused_laws.rising_inputs(2, 14, 14, 2, 20, 3, device="cuda"), dtype, 2, 20)
+    for value_depth, rise in [(3, 40), (16, 2)]:
+        inputs = fused_laws.rising_inputs(2, 14, 14, 2, 20, value_depth, rise=rise, device="cuda")
+        assert_as_good_as_eager(inputs, dtype, 2, 20)
 
 
 def test_tf32_is_used_only_when_allowed():
