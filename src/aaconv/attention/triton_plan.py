@@ -38,7 +38,9 @@ class Tile(NamedTuple):
 def pack_tile(pixels: int, depth: int, itemsize: int) -> Tile:
     """By the pixels of a map, the padded channels of a key with its value and the bytes of an element, as all tiles
     are. They were the fastest of sweeps on an H200; up to 32 x 32 this one was so for an earlier form of the kernel."""
-    return Tile(32, 0, 2, 1) if 256 < pixels <= 1024 and itemsize == 2 else Tile(16, 0, 1, 1)
+    if itemsize == 4:
+        return Tile(16, 0, 1 if depth <= FEW_CHANNELS else 2, 1)
+    return Tile(32, 0, 2, 1) if 256 < pixels <= 1024 else Tile(16, 0, 1, 1)
 
 
 def forward_tile(pixels: int, depth: int, itemsize: int) -> Tile:
