@@ -21,7 +21,7 @@ class Halve(torch.autograd.Function):
     """The average over 3 x 3 at every other pixel of a map with even sides.
 
     What torch's compiler makes of avg_pool2d's gradient takes 60 to 210 instructions an element on a GPU, most of them
-    to find the windows that it was in; this takes 30 to 40, and is fused with what follows.
+    to find the windows that it was in; this takes 20 to 30, and is fused with what follows.
     """
 
     @staticmethod
