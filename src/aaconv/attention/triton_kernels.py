@@ -74,8 +74,9 @@ def mix_values(
                 s = add_product(s, q, tl.trans(k), PRECISION, EXACT)
             if ONLINE:
                 new_peak = tl.maximum(peak, tl.max(s, 1) * SCALE)
-                mixed *= tl.exp2(peak - new_peak)[:, None]
-                total *= tl.exp2(peak - new_peak)
+                fade = tl.exp2(peak - new_peak)
+                mixed *= fade[:, None]
+                total *= fade  # nothing yet with ONES
                 peak = new_peak
             p = tl.exp2(s * SCALE - peak[:, None]) if ONLINE else tl.exp2(s)
             mixed = add_product(mixed, p.to(v.dtype), v, PRECISION, EXACT)

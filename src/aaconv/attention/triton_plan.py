@@ -35,42 +35,42 @@ class Tile(NamedTuple):
     stages: int
 
 
-def pack_tile(pixels: int, depth: int, itemsize: int) -> Tile:
+def pack_tile(pixels: int, channels: int, itemsize: int) -> Tile:
     """By the pixels of a map, the padded channels of a key with its value and the bytes of an element, as all tiles
     are. They were the fastest of sweeps on an H200; up to 32 x 32 this one was so for an earlier form of the kernel."""
     if itemsize == 4:
-        return Tile(16, 0, 1 if depth <= FEW_CHANNELS else 2, 1)
+        return Tile(16, 0, 1 if channels <= FEW_CHANNELS else 2, 1)
     return Tile(32, 0, 2, 1) if 256 < pixels <= 1024 else Tile(16, 0, 1, 1)
 
 
-def forward_tile(pixels: int, depth: int, itemsize: int) -> Tile:
-    if itemsize == 4 or depth > MOST_CHANNELS:
+def forward_tile(pixels: int, channels: int, itemsize: int) -> Tile:
+    if itemsize == 4 or channels > MOST_CHANNELS:
         return Tile(16, 32, 2, 1)
-    if pixels <= 200 or depth > FEW_CHANNELS:
+    if pixels <= 200 or channels > FEW_CHANNELS:
         return Tile(64, 32, 2, 3)
     return Tile(64 if 1024 < pixels < 2048 else 128, 64, 2, 3)
 
 
-def query_tile(pixels: int, depth: int, itemsize: int) -> Tile:
-    if itemsize == 4 or depth > MOST_CHANNELS:
+def query_tile(pixels: int, channels: int, itemsize: int) -> Tile:
+    if itemsize == 4 or channels > MOST_CHANNELS:
         return Tile(16, 32, 2, 1)
-    return Tile(64, 32 if pixels <= 64 or depth > FEW_CHANNELS else 64, 2, 3)
+    return Tile(64, 32 if pixels <= 64 or channels > FEW_CHANNELS else 64, 2, 3)
 
 
-def key_tile(pixels: int, depth: int, itemsize: int) -> Tile:
-    if itemsize == 4 or depth > MOST_CHANNELS:
+def key_tile(pixels: int, channels: int, itemsize: int) -> Tile:
+    if itemsize == 4 or channels > MOST_CHANNELS:
         return Tile(16, 32, 2, 1)
-    if depth > FEW_CHANNELS:
+    if channels > FEW_CHANNELS:
         return Tile(32, 64, 2, 3)
     return Tile(32, 64, 1, 3) if pixels <= 64 else Tile(32, 128, 2, 3)
 
 
-def relative_tile(pixels: int, depth: int, itemsize: int) -> Tile:
-    if pixels <= 64 and depth <= MOST_CHANNELS:
+def relative_tile(pixels: int, channels: int, itemsize: int) -> Tile:
+    if pixels <= 64 and channels <= MOST_CHANNELS:
         return Tile(64, 0, 1, 1)
     if itemsize == 4 or pixels > 4096:
         return Tile(16, 0, 2, 1)
-    return Tile(32, 0, 1 if 256 < pixels <= 1024 and depth <= FEW_CHANNELS else 2, 1)
+    return Tile(32, 0, 1 if 256 < pixels <= 1024 and channels <= FEW_CHANNELS else 2, 1)
 
 
 TILES = {
