@@ -36,6 +36,9 @@ def test_a_convolution_with_hooks_or_weights_it_makes_is_called():
         assert not likes_more_channels(layer.conv, layer.out_channels)
 
 
-@pytest.mark.parametrize(("convolved", "channels", "liked"), [(232, 256, True), (288, 320, False), (20, 24, False)])
-def test_only_odd_numbers_are_made_up(convolved, channels, liked):
+@pytest.mark.parametrize(
+    ("convolved", "channels", "liked"),
+    [(232, 256, True), (288, 320, True), (256, 320, False), (64, 128, False), (20, 24, False)],
+)
+def test_channels_are_made_up_where_they_cost_nothing(convolved, channels, liked):
     assert likes_more_channels(torch.nn.Conv2d(4, convolved, 3), channels) == liked
