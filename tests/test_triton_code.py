@@ -29,7 +29,7 @@ def code(name, shape, dtype):
     chosen = plan(shape, dtype)
     kernel = getattr(triton_kernels, name)
     constants = chosen.launch_constants(name, kernel.arg_names)
-    options = {option: constants.pop(option) for option in ("num_warps", "num_stages", "enable_fp_fusion")}
+    options = {option: constants.pop(option) for option in constants.keys() - set(kernel.arg_names)}
     element = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}[dtype]
     signature = {
         argument: "constexpr" if argument in constants else POINTERS.get(argument, element)

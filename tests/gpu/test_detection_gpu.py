@@ -15,10 +15,6 @@ from aaconv.training.distributed import World
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-    # The compiler's advice about float32; exact products are what is wanted here.
-    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
-    # Torch's own, of the graph that keeps the memory of its CUDA graphs. Torch does not show it, but makes it.
-    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty"),
     # Torch's own, of its look at the inputs of the loss, which is compiled by itself. Torch does not show it, either.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 ]

@@ -12,13 +12,7 @@ from aaconv.train import Trainer, resume, settings, train
 from aaconv.training import checkpoint
 from aaconv.training.distributed import World
 
-pytestmark = [
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
-    # The compiler's advice about float32; exact products are what is wanted here.
-    pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores"),
-    # Torch's own, of the graph that keeps the memory of its CUDA graphs. Torch does not show it, but makes it.
-    pytest.mark.filterwarnings("ignore:The CUDA Graph is empty"),
-]
+pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
 
 PLAIN = Model("plain_wrn16_4")
 AUGMENTED = Model("aa_wrn16_4")

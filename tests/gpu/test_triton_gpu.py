@@ -99,8 +99,6 @@ def test_operator_is_registered_correctly():
         torch.library.opcheck(torch.ops.aaconv.attend_2d.default, arguments)
 
 
-# Torch's own, of the graph that keeps the memory of its CUDA graphs. Torch does not show it, but makes it.
-@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 def test_compiles_in_one_graph(mode):
     inputs = random_inputs(2, 7, 9, 2, 20, 3)

@@ -23,7 +23,8 @@ GROUP = 8
 
 
 class Tile(NamedTuple):
-    """How a kernel is cut: queries and keys of a tile, and triton's launch options.
+    """How a kernel is cut: queries and keys of a tile, and triton's launch options. With fewer registers a thread more
+    programs run beside each other: each hides the latency of the others, until what is left over goes to memory.
 
     At most 2 warps: with 4, triton 3.6 and later turn the products into Hopper's wgmma, which then reads beyond the
     shared memory of operands as small as these (illegal memory access, found by compute-sanitizer).
@@ -33,6 +34,7 @@ class Tile(NamedTuple):
     keys: int
     warps: int
     stages: int
+    registers: int | None = None
 
 
 def pack_tile(pixels: int, channels: int, itemsize: int) -> Tile:
@@ -182,7 +184,8 @@ class Plan:
         constants = self.constants | {"BLOCK_M": tile.queries, "KEY_ROWS": rows, "PROGRAMS": programs}
         chosen = {constant: constants[constant] for constant in known if constant in constants}
         # enable_fp_fusion: in float32 the scale and the largest logit enter an exponential in one instruction
-        return chosen | {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
+        options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
+        return chosen | options | ({} if tile.registers is None else {"maxnreg": tile.registers})
 
     def programs(self, kernel: str) -> int:
         """How many programs of a kernel one image-head has."""
