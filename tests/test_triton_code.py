@@ -106,6 +106,20 @@ def test_scratch_is_linear_in_the_pixels(batch):
     assert scratch[1] <= 4.2 * scratch[0]
 
 
+@pytest.mark.parametrize(
+    ("heads", "most", "programs", "chosen"),
+    [
+        (1024, 5000, 9, 1024),  # all at once
+        (32, 6, 128, 4),  # 8 launches of 512 programs, not 5 of 768, which take twice as long each, and one of 256
+        (32, 5, 1, 5),  # one wave a launch either way
+        (7, 1, 1000, 1),
+        (0, 3, 10, 1),
+    ],
+)
+def test_heads_of_a_launch_fill_the_gpu(heads, most, programs, chosen):
+    assert triton_plan.heads_at_a_time(heads, most, programs) == chosen
+
+
 @pytest.mark.parametrize("depth", range(1, triton_backend.MAX_DEPTH + 1))
 def test_parts_of_a_key_do_not_overlap(depth):
     """MAIN channels of the head and no more; the rest, the edge, three parts of the log-sum-exp; the rows."""

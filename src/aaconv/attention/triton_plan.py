@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-PROGRAMS = 1056
-"""Programs that add up the tables' gradient: 8 for each of an H200's 132 multiprocessors."""
+AT_A_TIME = 528
+"""Programs with all the registers they can have that run beside each other: 4 on each of an H200's 132 multiprocessors.
+One more takes as long as as many again."""
 SCRATCH, SMALL_SCRATCH = 5.4, 2**27
 """Most the scratch may hold, in multiples of the input's bytes (a batch of 32 x 32 with heads of 20 goes at once), and
 the bytes it may hold in any case: a launch for a few heads would leave most of a GPU idle."""
@@ -155,11 +156,11 @@ class Plan:
         of_a_head = sum(self.operand_sizes) + (sum(self.gradient_sizes) if backward else 0)
         elements = math.prod(shape)
         room = max(int(SCRATCH * elements), SMALL_SCRATCH // dtype.itemsize)
-        fitting = max(1, room // max(1, of_a_head))
-        self.heads_at_a_time = max(1, ceil_div(self.image_heads, max(1, ceil_div(self.image_heads, fitting))))
-        # So do the partial sums of the tables' gradient: together they are at most as many numbers as the input.
-        fitting = elements // max(1, self.image_heads * self.length * depth)
-        self.splits = max(1, min(ceil_div(self.pixels, 64), ceil_div(PROGRAMS, self.heads_at_a_time), fitting))
+        longest = self.programs("attend_backward_keys" if backward else "attend_forward")
+        self.heads_at_a_time = heads_at_a_time(self.image_heads, max(1, room // max(1, of_a_head)), longest)
+        # So do the partial sums of the tables' gradient: together they are at most twice as many numbers as the input.
+        fitting = 2 * elements // max(1, self.image_heads * self.length * depth)
+        self.splits = max(1, min(ceil_div(self.pixels, 64), 2 * AT_A_TIME // self.heads_at_a_time, fitting))
         sizes["SPLITS"] = self.splits
         self.launchers: dict[tuple, tuple[Callable, list[Any]]] = {}
 
@@ -223,6 +224,16 @@ class Plan:
 
 
 plan_for = functools.lru_cache(maxsize=1024)(Plan)
+
+
+def heads_at_a_time(heads: int, most: int, programs: int) -> int:
+    """Of so many heads, of which `most` fit: the number with which their programs, so many each, take the shortest."""
+
+    def waves(some: int) -> int:
+        return sum(ceil_div(part * programs, AT_A_TIME) for part in (*[some] * (heads // some), heads % some))
+
+    fewest = max(1, ceil_div(heads, most))
+    return min((max(1, ceil_div(heads, launches)) for launches in range(fewest, 2 * fewest + 1)), key=waves)
 
 
 def _layout(height: int, width: int, depth: int, value_depth: int) -> dict[str, int]:
