@@ -29,10 +29,11 @@ def test_convolving_around_is_concatenating(stride, bias, padding_mode):
 
 
 def test_a_convolution_with_hooks_or_weights_it_makes_is_called():
-    normalised, hooked = make_layer(), make_layer()
+    normalised, hooked, hooked_backwards = make_layer(), make_layer(), make_layer()
     torch.nn.utils.parametrizations.weight_norm(normalised.conv)
     hooked.conv.register_forward_hook(lambda *_: None)
-    for layer in (normalised, hooked):
+    hooked_backwards.conv.register_full_backward_pre_hook(lambda *_: None)
+    for layer in (normalised, hooked, hooked_backwards):
         assert not likes_more_channels(layer.conv, layer.out_channels)
 
 

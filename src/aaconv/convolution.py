@@ -30,7 +30,7 @@ def first_channels(conv: nn.Conv2d, channels: int) -> nn.Conv2d:
 
 def likes_more_channels(conv: nn.Module, channels: int) -> bool:
     """Whether GPUs would do so many output channels as fast as those that it has, or faster."""
-    hooked = conv._forward_hooks or conv._forward_pre_hooks or conv._backward_hooks
+    hooked = conv._forward_hooks or conv._forward_pre_hooks or conv._backward_hooks or conv._backward_pre_hooks
     return (
         type(conv) is nn.Conv2d  # not one that makes its weights, such as a parametrized or quantized one
         and not hooked

@@ -31,6 +31,8 @@ def why_not(
     # Before the sizes: torch.export would take a question about a symbolic size for a bound on it.
     if qkv.device.type != "cuda" and not INTERPRETED:
         return f"device {qkv.device.type} is not cuda (TRITON_INTERPRET=1 interprets the kernels on the cpu)"
+    if torch.version.hip:
+        return "the kernels are for NVIDIA GPUs"
     if qkv.dtype not in DTYPES:
         return f"dtype {qkv.dtype} is not one of bfloat16, float16, float32"
     if qkv.device.type != "cuda" and qkv.dtype == torch.bfloat16:

@@ -11,14 +11,16 @@ from torch import Tensor
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 AT_A_TIME = 528
-"""Programs with all the registers they can have that run beside each other: 4 on each of an H200's 132 multiprocessors.
-One more takes as long as as many again."""
+"""Programs of two warps with all the registers there are that run beside each other: 4 on each of an H200's 132
+multiprocessors. One more takes as long as as many again."""
 SCRATCH, SMALL_SCRATCH = 5.4, 2**27
 """Most the scratch may hold, in multiples of the input's bytes (a batch of 32 x 32 with heads of 20 goes at once), and
 the bytes it may hold in any case: a launch for a few heads would leave most of a GPU idle."""
 FEW_CHANNELS, MOST_CHANNELS = 48, 112
 """Of a key with its value, padded, that the largest tiles have registers for, and the smaller ones: heads of 20 with
 values of 8, and of 32 with values of 32."""
+SMALL_TABLE = 2048
+"""Numbers of the tables' gradient that one warp, or two with 128 registers a thread, have room for: up to 16 x 16."""
 GROUP = 8
 """Rows of keys whose relative logits travel together with the queries, in the unused depth of a product."""
 
@@ -38,56 +40,68 @@ class Tile(NamedTuple):
     registers: int | None = None
 
 
-def pack_tile(pixels: int, channels: int, itemsize: int) -> Tile:
-    """By the pixels of a map, the padded channels of a key with its value and the bytes of an element, as all tiles
-    are. In half precision they were the fastest of sweeps on an H200, of maps from 7 x 7 to 64 x 64."""
-    if itemsize == 4:
-        return Tile(16, 0, 1 if channels <= FEW_CHANNELS else 2, 1)
-    if 256 < pixels <= 1024:
+class Traits(NamedTuple):
+    """What tiles are chosen by. In half precision they were the fastest of sweeps on an H200, of maps from 7 x 7 to
+    64 x 64."""
+
+    pixels: int
+    channels: int
+    """Of a key with its value, padded."""
+    itemsize: int
+    table: int
+    """Numbers of the tables' gradient that a program of `relative_backward` holds in registers."""
+
+
+def pack_tile(of: Traits) -> Tile:
+    if of.itemsize == 4:
+        return Tile(16, 0, 1 if of.channels <= FEW_CHANNELS else 2, 1)
+    if 256 < of.pixels <= 1024:
         return Tile(32, 0, 1, 1)
-    return Tile(32, 0, 2, 1) if 2048 < pixels <= 4096 else Tile(16, 0, 1, 1)
+    return Tile(32, 0, 2, 1) if 2048 < of.pixels <= 4096 else Tile(16, 0, 1, 1)
 
 
-def forward_tile(pixels: int, channels: int, itemsize: int) -> Tile:
-    if itemsize == 4 or channels > MOST_CHANNELS:
+def forward_tile(of: Traits) -> Tile:
+    if of.itemsize == 4 or of.channels > MOST_CHANNELS:
         return Tile(16, 32, 2, 1)
-    if channels > FEW_CHANNELS:
+    if of.channels > FEW_CHANNELS:
         return Tile(64, 32, 2, 3, 168)
-    if pixels <= 128:
-        return Tile(64, 64 if pixels < 64 else 32, 2, 3)
-    if pixels <= 256:
+    if of.pixels <= 128:
+        return Tile(64, 64 if of.pixels < 64 else 32, 2, 3)
+    if of.pixels <= 256:
         return Tile(128, 32, 2, 3, 168)
-    return Tile(64, 64, 2, 3, 128) if 1024 < pixels < 2048 else Tile(128, 64, 2, 3)
+    return Tile(64, 64, 2, 3, 128) if 1024 < of.pixels < 2048 else Tile(128, 64, 2, 3)
 
 
-def query_tile(pixels: int, channels: int, itemsize: int) -> Tile:
-    if itemsize == 4 or channels > MOST_CHANNELS:
+def query_tile(of: Traits) -> Tile:
+    if of.itemsize == 4 or of.channels > MOST_CHANNELS:
         return Tile(16, 32, 2, 1)
-    if channels > FEW_CHANNELS:
+    if of.channels > FEW_CHANNELS:
         return Tile(32, 32, 1, 3)
-    if pixels <= 200:
-        return Tile(64, 32, 2, 3, 128 if pixels < 64 else 168)
+    if of.pixels <= 200:
+        return Tile(64, 32, 2, 3, 128 if of.pixels < 64 else 168)
     return Tile(64, 64, 2, 3)
 
 
-def key_tile(pixels: int, channels: int, itemsize: int) -> Tile:
-    if itemsize == 4 or channels > MOST_CHANNELS:
+def key_tile(of: Traits) -> Tile:
+    if of.itemsize == 4 or of.channels > MOST_CHANNELS:
         return Tile(16, 32, 2, 1)
-    if channels > FEW_CHANNELS:
+    if of.channels > FEW_CHANNELS:
         return Tile(32, 64, 2, 3)
-    if pixels <= 64:
-        return Tile(32, 64, 1, 3) if pixels == 64 else Tile(32, 64, 2, 3, 128)
-    return Tile(16, 128, 2, 3, 168) if pixels <= 256 else Tile(32, 128, 2, 3)
+    if of.pixels <= 64:
+        return Tile(32, 64, 1, 3) if of.pixels == 64 else Tile(32, 64, 2, 3, 128)
+    return Tile(16, 128, 2, 3, 168) if of.pixels <= 256 else Tile(32, 128, 2, 3)
 
 
-def relative_tile(pixels: int, channels: int, itemsize: int) -> Tile:
-    if pixels <= 64 and channels <= MOST_CHANNELS:
+def relative_tile(of: Traits) -> Tile:
+    if of.table > 2 * SMALL_TABLE:
+        return Tile(16, 0, 2, 1)  # at 40 x 40 32 queries were faster with triton 3.6, but 3.9 has no registers for them
+    if of.pixels <= 64 and of.channels <= MOST_CHANNELS and of.table <= SMALL_TABLE:
         return Tile(64, 0, 1, 1)
-    if itemsize == 4 or pixels > 4096:
+    if of.itemsize == 4:
         return Tile(16, 0, 2, 1)
-    if 200 < pixels <= 512 and channels <= FEW_CHANNELS:
-        return Tile(32, 0, 1, 1)
-    return Tile(64 if 512 < pixels <= 1024 and channels <= FEW_CHANNELS else 32, 0, 2, 1)
+    if of.table <= SMALL_TABLE and of.channels <= FEW_CHANNELS:
+        return Tile(32, 0, 2, 1, 128) if of.pixels <= 200 else Tile(32, 0, 1, 1)
+    return Tile(64 if 512 < of.pixels <= 1024 and of.channels <= FEW_CHANNELS else 32, 0, 2, 1)
 
 
 TILES = {
@@ -146,7 +160,8 @@ class Plan:
             "EXACT": exact,
             "PRECISION": "ieee" if exact and full_precision else "tf32",
         }
-        self.traits = (self.pixels, sizes["MAIN"] + sizes["TAIL"] + sizes["DV_PAD"], dtype.itemsize)
+        channels = sizes["MAIN"] + sizes["TAIL"] + sizes["DV_PAD"]
+        self.traits = Traits(self.pixels, channels, dtype.itemsize, sizes["OFFSETS"] * sizes["D_PAD"])
         # Of one head, in elements: what `pack` writes, and what the queries' kernel leaves to the others.
         query, slots = sizes["GROUPS"] * sizes["TAIL"] + sizes["COLUMNS"], sizes["ALL_SLOTS"]
         self.operand_sizes = self.pixels * query, slots * (sizes["MAIN"] + sizes["TAIL"]), slots * sizes["VALUES"]
@@ -160,7 +175,9 @@ class Plan:
         self.heads_at_a_time = heads_at_a_time(self.image_heads, max(1, room // max(1, of_a_head)), longest)
         # So do the partial sums of the tables' gradient: together they are at most twice as many numbers as the input.
         fitting = 2 * elements // max(1, self.image_heads * self.length * depth)
-        self.splits = max(1, min(ceil_div(self.pixels, 64), 2 * AT_A_TIME // self.heads_at_a_time, fitting))
+        steps = ceil_div(self.pixels, self.tile("relative_backward").queries)
+        beside = 2 * AT_A_TIME if self.traits.table <= SMALL_TABLE else AT_A_TIME
+        self.splits = splits_of_a_head(self.heads_at_a_time, min(ceil_div(self.pixels, 64), fitting), steps, beside)
         sizes["SPLITS"] = self.splits
         self.launchers: dict[tuple, tuple[Callable, list[Any]]] = {}
 
@@ -216,7 +233,7 @@ class Plan:
 
     def tile(self, kernel: str) -> Tile:
         """How a kernel is cut; a tile of keys stays within a strip and within the rows that share a tail."""
-        tile = TILES[kernel](*self.traits)
+        tile = TILES[kernel](self.traits)
         if not kernel.startswith("attend"):
             return tile
         columns = self.constants["KEY_COLS"]
@@ -234,6 +251,16 @@ def heads_at_a_time(heads: int, most: int, programs: int) -> int:
 
     fewest = max(1, ceil_div(heads, most))
     return min((max(1, ceil_div(heads, launches)) for launches in range(fewest, 2 * fewest + 1)), key=waves)
+
+
+def splits_of_a_head(heads: int, most: int, steps: int, beside: int) -> int:
+    """In how many programs, at most so many, these heads take the shortest for their steps, so many programs running
+    beside each other. To begin and to end a program takes as long as two steps."""
+
+    def duration(splits: int) -> int:
+        return ceil_div(heads * splits, beside) * (ceil_div(steps, splits) + 2)
+
+    return min(range(1, max(1, most) + 1), key=duration)
 
 
 def _layout(height: int, width: int, depth: int, value_depth: int) -> dict[str, int]:
