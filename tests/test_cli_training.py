@@ -180,6 +180,9 @@ def test_the_papers_result_stands_below_ours(tmp_path):
     text = launch.conclusion(summary, folder)
     assert "top-1 70.00 %, top-5 90.00 %, loss 1.0000" in text
     assert "the paper: top-1 81.6, top-5 95.2 (table 1, AA-Wide-ResNet), with 500 epochs" in text
+    held_out = launch.conclusion(summary, write_course(tmp_path / "held", "cifar100-wrn28-10-aa", [70.0], holdout=5000))
+    assert "loss 1.0000, on 5,000 training images held out" in held_out
+    assert "the paper:" not in held_out
 
 
 def test_tensorboard_follows(here, monkeypatch, capsys):

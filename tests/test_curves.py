@@ -70,6 +70,21 @@ def test_no_paper_no_line(tmp_path):
     assert not any("paper" in text.get_text() for text in accuracy.texts)
 
 
+def test_images_held_out_are_named_and_have_no_value_in_the_paper(tmp_path):
+    runs = [
+        write_course(tmp_path / f"{seed}", "cifar100-wrn28-10-aa", [50.0, 60.0, 70.0 + seed], seed=seed, holdout=5000)
+        for seed in range(2)
+    ]
+    assert [course.label for course in curves._read(runs)] == ["cifar100-wrn28-10-aa --holdout 5000 (2 seeds)"]
+    assert not any("paper" in text.get_text() for text in drawn(runs).axes[1].texts)
+
+
+def test_bands_stay_in_the_picture(tmp_path):
+    start = [1.0, 2.0, *[60.0] * 22]
+    runs = [write_course(tmp_path / f"{i}", "cifar100-small-aa", [*start, 70.0 - 30 * i], seed=i) for i in range(2)]
+    assert drawn(runs).axes[1].get_ylim()[0] < 40
+
+
 @pytest.mark.parametrize("many", [False, True])
 def test_labels_neither_overlap_nor_leave_the_picture(table1, many, tmp_path):
     start = [20.0 + 2 * i for i in range(30)]

@@ -8,7 +8,7 @@ import torch
 from PIL import Image
 from tiny_runs import train_tiny
 
-from aaconv.evaluate import Confused, Evaluation, confusions, evaluate, print_evaluation
+from aaconv.evaluate import Confused, Evaluation, confusions, evaluate, precision, print_evaluation
 from aaconv.machine import pick_device
 from aaconv.run_folder import read_summary
 
@@ -65,6 +65,13 @@ def test_wrong_sources_weights_and_devices(run, tmp_path):
         evaluate(run, weights="ema", device="cpu")
     with pytest.raises(ValueError, match="no device 'gpu'"):
         pick_device("gpu")
+
+
+def test_weights_without_a_run_are_judged_in_full_float32():
+    assert torch.backends.cudnn.allow_tf32
+    with precision(None, torch.device("cuda")):
+        assert not torch.backends.cudnn.allow_tf32
+    assert torch.backends.cudnn.allow_tf32
 
 
 def test_confusions_name_the_worst_first():

@@ -86,8 +86,9 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(run, tmp_path, monkeypatch, 
 def test_the_card_keeps_local_folders_private_and_knows_the_paper(run):
     loaded = load_model(run)
     recipe = replace(
-        loaded.recipe, data="folder//home/me/secret/birds", data_dir="/home/me", evidence=Evidence(1, "AA-Wide-ResNet")
-    )
+        loaded.recipe, data="folder//home/me/secret/birds", data_dir="/home/me", evidence=Evidence(1, "AA-Wide-ResNet"),
+        train_limit=None, eval_limit=None,
+    )  # fmt: skip
     text = hub.card_text(replace(loaded, recipe=recipe), "me/birds")
     assert "/home/me" not in text
     assert "| top-1 | " in text

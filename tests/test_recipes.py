@@ -71,6 +71,11 @@ def test_values_are_the_papers():
     assert recipes.paper_value(recipes.get("demo-aa"), "top-1") is None
 
 
+@pytest.mark.parametrize("part", recipes.PARTIAL)
+def test_a_part_of_the_images_has_no_value_in_the_paper(part):
+    assert recipes.paper_value(replace(recipes.get("cifar100-wrn28-10-aa"), **{part: 5000}), "top-1") is None
+
+
 def test_cifar_is_trained_as_the_paper_says():
     plain, aa = (recipes.get(f"cifar100-wrn28-10-{kind}") for kind in ("plain", "aa"))
     for recipe, batch, decay in ((plain, 1024, 2e-4), (aa, 256, 5e-4)):

@@ -118,8 +118,8 @@ def _of_record(path: Path) -> tuple[Recipe, Rows]:
 
 
 def _title_of(recipe: Recipe, *, alone: bool) -> str:
-    """The name of a recipe, and what was changed in it where that tells it from another."""
-    if alone or recipe.name not in recipes.names():
+    """The name of a recipe, and what was changed in it where that tells it from another, or judges other images."""
+    if (alone and not recipe.holdout) or recipe.name not in recipes.names():
         return recipe.name
     changes = results.changes_of({"overrides": overrides_of(recipe)})
     return " ".join([recipe.name, *results.options_of(recipes.get(recipe.name), changes)])
@@ -196,9 +196,9 @@ def _zoom(axes: Axes, courses: list[Course], column: str) -> None:
     low, high = axes.get_ylim()
     values = []
     for course in courses:
-        epochs, accuracies = course.points(column)
+        epochs, lowest, _ = course.band(column)
         begun = len(epochs) // 10 if len(epochs) > 20 else 0
-        values += accuracies[begun:]
+        values += lowest[begun:]
     axes.set_ylim(max(low, min(values) - 0.05 * (high - min(values))), high)
 
 

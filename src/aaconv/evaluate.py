@@ -105,11 +105,14 @@ def judge(loaded: Loaded, dataset: Dataset, *, batch: int | None = None, device:
 
 
 def precision(recipe: Recipe | None, device: torch.device) -> AbstractContextManager:
-    """On a GPU the number format that the run was trained in, float32 elsewhere."""
+    """On a GPU the number format that the run was trained in. Weights without a run are float32, with all its digits:
+    so a GPU counts the same images as a processor."""
     formats = {"bf16": torch.bfloat16, "fp16": torch.float16}
-    if recipe is None or device.type != "cuda" or recipe.precision not in formats:
+    if device.type != "cuda":
         return nullcontext()
-    return torch.autocast("cuda", formats[recipe.precision])
+    if recipe is None:
+        return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
+    return torch.autocast("cuda", formats[recipe.precision]) if recipe.precision in formats else nullcontext()
 
 
 def confusions(confusion: Tensor, names: list[str]) -> list[Confused]:
@@ -157,7 +160,8 @@ def print_evaluation(found: Evaluation, *, worst: int = 10, as_json: bool = Fals
 def _own_data(loaded: Loaded, data_dir: str | Path | None) -> Dataset:
     recipe = loaded.recipe if data_dir is None else replace(loaded.recipe, data_dir=str(data_dir))
     if recipe.holdout:
-        return open_data(recipe)[1]
+        held_out = open_data(recipe)[1]
+        return replace(held_out, name=f"{held_out.name} held out of training")
     # The training images need not be there.
     test = open_dataset(recipe.data, recipe.data_dir, "test", **shapes_options(recipe, train=False))
     return limited("eval_limit", test, recipe.eval_limit)

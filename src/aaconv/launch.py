@@ -82,8 +82,10 @@ def conclusion(summary: dict[str, Any], run: Path) -> str:
         f"{summary['parameters']:,} parameters",
     ]
     recipe = recipes.load(run / run_folder.RECIPE)
+    if recipe.holdout:
+        lines[0] += f", on {recipe.holdout:,} training images held out"
     row = recipes.paper_row(recipe)
-    if row is not None:
+    if row is not None and not (recipe.holdout or recipe.eval_limit):
         values = ", ".join(f"{name} {row.cells[name]}" for name in titles.values() if name in row.cells)
         lines.append(f"the paper: {values} (table {recipe.evidence.table}, {row.name}){_shortened(recipe)}")
     return "\n".join([*lines, f"all of it is in {run}; look at it with aaconv eval, plot, report or explore"])

@@ -362,6 +362,7 @@ def _with_deviation(one: Experiment, metric: str) -> str:
 
 
 def _of_the_paper(one: Experiment, column: str) -> str:
-    """What the paper prints for the recipe, as long as it is the recipe's network."""
-    value = recipes.paper_value(one.recipe, column) if one.recipe and "model" not in one.changes else None
+    """What the paper prints for the recipe, as long as it is the recipe's network on all images."""
+    same = one.recipe and {"model", *recipes.PARTIAL}.isdisjoint(one.changes)
+    value = recipes.paper_value(one.recipe, column) if same else None
     return "" if value is None else f"{value:.1f}"

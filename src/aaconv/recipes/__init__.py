@@ -5,7 +5,7 @@ recipes.save(recipe, "recipe.yaml")     # and recipes.load takes it back
 recipes.override(recipe, {"epochs": 30, "model_options": {"num_heads": 4}})
 """
 
-from .catalogue import get, names, paper_row, paper_value, register
+from .catalogue import PARTIAL, get, names, paper_row, paper_value, register
 from .detection import DETECTION
 from .files import load, save
 from .overrides import override
@@ -14,6 +14,7 @@ from .recipe import Evidence, Model, Recipe
 register(*DETECTION)
 
 __all__ = [
+    "PARTIAL",
     "Evidence",
     "Model",
     "Recipe",

@@ -49,9 +49,13 @@ def paper_row(recipe: Recipe) -> Row | None:
     return next((row for row in rows if row.name == recipe.evidence.row), None)
 
 
+PARTIAL = ("holdout", "train_limit", "eval_limit")
+"""Fields with which a result is no longer of all images, and must not stand beside the paper's."""
+
+
 def paper_value(recipe: Recipe, column: str) -> float | None:
-    """One number of that row: paper_value(recipe, "top-1")."""
-    row = paper_row(recipe)
+    """One number of that row: paper_value(recipe, "top-1"); none for a part of the images."""
+    row = None if any(getattr(recipe, name) for name in PARTIAL) else paper_row(recipe)
     printed = None if row is None else row.cells.get(column)
     return None if printed in (None, "-") else float(printed.split()[0])
 
