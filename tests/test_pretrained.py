@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
 
@@ -19,11 +20,12 @@ from safetensors.torch import load_file
 from tiny_runs import train_tiny
 
 import aaconv
+from aaconv import recipes
 from aaconv.cli import main
 from aaconv.data import open_dataset
 from aaconv.evaluate import evaluate
 from aaconv.models import _weights, create_model
-from aaconv.run_folder import load_model, write_json, write_weights
+from aaconv.run_folder import RECIPE, load_model, write_json, write_weights
 from aaconv.ship import in_half
 
 PACKAGE = Path(aaconv.__file__).parent
@@ -81,13 +83,25 @@ COMMANDS = {
     "models": "models aa_wrn",
     "models json": "models aa_wrn16_4 --json",
     "none": "predict aa_wrn28_10 --pretrained photo.png",
+    "other network": "predict aa_wrn40_2 --pretrained photo.png",
+    "other classes": "predict aa_small.three --pretrained photo.png",
+    "names amiss": "predict se_small --pretrained photo.png",
     "other data": "eval aa_wrn16_4 --pretrained --data shapes",
 }
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
-    return train_tiny(tmp_path_factory.mktemp("runs") / "tiny", "demo-aa", train_limit=320)
+    """As if it had been trained on all images, which takes minutes."""
+    run = train_tiny(tmp_path_factory.mktemp("runs") / "tiny", "demo-aa", train_limit=320)
+    recipes.save(replace(recipes.load(run / RECIPE), train_limit=None, eval_limit=None), run / RECIPE)
+    return run
+
+
+@pytest.fixture
+def broken(run, tmp_path):
+    """A copy of the run, to be damaged."""
+    return Path(shutil.copytree(run, tmp_path / "run"))
 
 
 @pytest.fixture(scope="module")
@@ -97,11 +111,18 @@ def folder(run, tmp_path_factory):
     weights = place / "aaconv" / "weights"
     shutil.copytree(PACKAGE, place / "aaconv", ignore=shutil.ignore_patterns("__pycache__", "weights"))
     weights.mkdir()
-    assert main(["export", str(run), "-o", str(weights / "aa_small.shapes.safetensors")]) == 0
-    facts = json.loads((weights / "aa_small.shapes.json").read_text())
-    facts |= {"architecture": "aa_wrn16_4", "data": "cifar100", "top1": 72.375, "top5": 91.5, "num_classes": 100}
+    assert main(["export", str(run), "-o", str(weights / "aa_small.shapes.safetensors"), "--device", "cpu"]) == 0
+    own = json.loads((weights / "aa_small.shapes.json").read_text())
+    facts = own | {"architecture": "aa_wrn16_4", "data": "cifar100", "top1": 72.375, "top5": 91.5, "num_classes": 100}
     write_json(weights / "aa_wrn16_4.cifar100.json", facts | {"label_names": THINGS})
     write_weights(weights / "aa_wrn16_4.cifar100.safetensors", in_half(create_model("aa_wrn16_4").state_dict()))
+    # What does not fit: the file of another network, and another number of classes.
+    shutil.copy(weights / "aa_small.shapes.safetensors", weights / "aa_wrn40_2.cifar100.safetensors")
+    shutil.copy(weights / "aa_wrn16_4.cifar100.json", weights / "aa_wrn40_2.cifar100.json")
+    shutil.copy(weights / "aa_small.shapes.safetensors", weights / "aa_small.three.safetensors")
+    write_json(weights / "aa_small.three.json", own | {"num_classes": 3, "label_names": THINGS[:3]})
+    shutil.copy(weights / "aa_small.shapes.safetensors", weights / "se_small.six.safetensors")
+    write_json(weights / "se_small.six.json", own | {"num_classes": 7, "label_names": THINGS[:6]})
     return place
 
 
@@ -117,7 +138,7 @@ def used(folder):
         [sys.executable, "-c", SCRIPT, words], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
-    found = json.loads(done.stdout)
+    found = json.loads(done.stdout) | {"stderr": done.stderr}
     assert Path(found["package"]).is_relative_to(folder)
     return found
 
@@ -128,7 +149,7 @@ def said(used):
 
 
 def test_timm_creates_the_network_with_its_weights(used):
-    assert used["listed"] == ["aa_small.shapes", "aa_wrn16_4.cifar100"]
+    assert used["listed"] == ["aa_small.shapes", "aa_small.three", "aa_wrn16_4.cifar100", "aa_wrn40_2.cifar100"]
     assert used["usual"] == used["tagged"] == []
     assert used["dtypes"] == ["torch.float32", "torch.int64"]
 
@@ -149,6 +170,7 @@ def test_the_configuration_says_what_the_weights_are(used):
     assert (cfg["label_names"], cfg["crop_pct"]) == (THINGS, 1.0)
     assert cfg["description"].startswith("cifar100: top-1 72.3")
     assert re.search(r"recipe demo-aa, seed 0, 1 epochs, commit \w+", " ".join(cfg["notes"]))
+    assert cfg["notes"][-1] == "changed: epochs=1, batch=16, train_limit=None, eval_limit=None"
 
 
 def test_eval_gives_the_accuracy_that_was_written_down(folder, said):
@@ -185,12 +207,31 @@ def test_no_weights_and_other_classes_are_told_in_a_line(said):
     code, _, err = said("none")
     assert code == 2
     assert err == (
-        "aaconv: error: aa_wrn28_10 has no pretrained weights (these have: aa_wrn16_4, aa_small); "
+        "aaconv: error: aa_wrn28_10 has no pretrained weights (these have: aa_wrn16_4, aa_wrn40_2, aa_small); "
         "name a run, or a file of weights with --weights\n"
     )
     code, _, err = said("other data")
     assert code == 2
     assert "knows 100 classes, shapes has 2" in err
+
+
+def test_weights_that_do_not_fit_are_told_with_file_tensor_and_way_out(folder, said):
+    weights, way_out = folder / "aaconv/weights", "; install the package or export the weights anew\n"
+    code, _, err = said("other network")
+    assert code == 2
+    missing = f"{weights / 'aa_wrn40_2.cifar100.safetensors'} does not fit the network aa_wrn40_2: Missing key(s)"
+    assert re.fullmatch(rf'aaconv: error: {re.escape(missing)} in state_dict: "[\w.]+"{way_out}', err)
+    code, _, err = said("other classes")
+    assert code == 2
+    assert f"{weights / 'aa_small.three.safetensors'} does not fit the network aa_small.three: size mismatch" in err
+    assert re.search(r"fc\.weight: .*\[2, \d+\].*\[3, \d+\]", err)
+    assert err.endswith(way_out)
+
+
+def test_names_of_another_number_of_classes_are_not_used(folder, used, said):
+    said_at_import = f"{folder / 'aaconv/weights/se_small.six.json'} is damaged (ValueError: 6 label_names, "
+    assert said_at_import + "but num_classes is 7)" in used["stderr"]
+    assert "se_small has no pretrained weights" in said("names amiss")[2]
 
 
 # The file
@@ -209,6 +250,7 @@ def test_the_file_is_in_half_precision_and_evaluated(run, folder):
     assert {name: facts[name] for name in found.metrics} == found.metrics
     assert facts["sha256"] == hashlib.sha256(path.read_bytes()).hexdigest()
     assert facts["weights"] == "last"
+    assert facts["evaluated_on"] == facts["device"]
     assert (facts["recipe"], facts["epochs"], facts["label_names"]) == (
         "demo-aa",
         1,
@@ -255,12 +297,60 @@ def test_numbers_that_half_precision_cannot_hold_are_refused():
         ("aa_small.shapes.safetensors", ["--opset", "18"], "--opset is not for .safetensors"),
         ("none/aa_small.shapes.safetensors", [], "there is no folder"),
         ("model.onnx", ["--data-dir", "data"], "--data-dir belongs to .safetensors"),
+        ("model.onnx", ["--device", "cpu"], "--device belongs to .safetensors"),
+        ("aa_small.shapes.safetensors", ["--device", "abacus"], "there is no device 'abacus'"),
     ],
 )
 def test_what_cannot_be_shipped_is_told_in_a_line(name, options, told, run, tmp_path, capsys):
     assert main(["export", str(run), "-o", str(tmp_path / name), *options]) == 2
     assert told in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("file", "text", "told"),
+    [
+        ("environment.json", None, "environment.json"),
+        ("environment.json", "{", "environment.json is not JSON"),
+        ("environment.json", '{"commit": "1"}', "environment.json has no 'device'"),
+        ("config.json", '"architecture"', "config.json has no 'architecture'"),
+        ("config.json", '"crop_pct"', "config.json has no 'crop_pct'"),
+    ],
+)
+def test_a_damaged_run_is_told_before_the_evaluation(file, text, told, broken, tmp_path, monkeypatch, capsys):
+    old = {name: tmp_path / f"aa_small.shapes.{name}" for name in ("safetensors", "json")}
+    for name, path in old.items():
+        path.write_text(f"old {name}")
+    whole = (broken / file).read_text()
+    if text is None:
+        (broken / file).unlink()
+    else:
+        (broken / file).write_text(whole.replace(text, '"other"') if file == "config.json" else text)
+    monkeypatch.setattr("aaconv.ship.judge", lambda *a, **b: pytest.fail("evaluated"))
+    assert main(["export", str(broken), "-o", str(old["safetensors"])]) == 2
+    err = capsys.readouterr().err
+    assert str(broken) in err
+    assert told in err
+    assert [path.read_text() for path in old.values()] == ["old safetensors", "old json"]
+
+
+def test_both_files_are_written_or_none(run, tmp_path, monkeypatch, capsys):
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    (tmp_path / "aa_small.shapes.json").write_text("old")
+    monkeypatch.setattr("aaconv.ship.write_json", full)
+    assert main(["export", str(run), "-o", str(tmp_path / "aa_small.shapes.safetensors"), "--device", "cpu"]) == 2
+    assert "No space left" in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["aa_small.shapes.json"]
+    assert (tmp_path / "aa_small.shapes.json").read_text() == "old"
+
+
+@pytest.mark.parametrize("part", ["holdout", "train_limit", "eval_limit"])
+def test_runs_on_a_part_of_the_images_are_not_shipped(part, broken, tmp_path, capsys):
+    recipes.save(replace(recipes.load(broken / RECIPE), **{part: 16}), broken / RECIPE)
+    assert main(["export", str(broken), "-o", str(tmp_path / "aa_small.shapes.safetensors")]) == 2
+    assert f"{broken} was run with {part}=16" in capsys.readouterr().err
 
 
 def test_neither_options_nor_half_a_run_can_be_shipped(tmp_path, capsys):

@@ -18,6 +18,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+import timm
 import torch
 from safetensors import SafetensorError
 from timm.data import ImageNetInfo
@@ -150,7 +151,7 @@ def _load_named(
     except SafetensorError as error:
         raise ValueError(f"the weights of {name} are damaged: {error}; install or download them anew") from None
     except RuntimeError as error:
-        raise ValueError(f"{name} cannot be built: {str(error).splitlines()[0]}") from None
+        raise ValueError(_why_not_built(name, options, str(error))) from None
     if weights is not None:
         if weights in WEIGHTS:
             raise ValueError(f"weights {weights!r} belong to a run folder; of a model name a file of weights")
@@ -168,6 +169,18 @@ def _load_named(
         source=name,
         metrics=facts_of_weights(known) if own_head and weights is None else None,
     )
+
+
+def _why_not_built(name: str, options: dict[str, Any], reason: str) -> str:
+    """In a line, without what torch says about every single tensor."""
+    first, *more = reason.splitlines() or [""]
+    if not more or "state_dict" not in first:
+        return f"{name} cannot be built: {first}"
+    known = None if ":" in name else timm.get_pretrained_cfg(name)
+    file = known.file if known and known.file else f"the file of weights of {name}"
+    tensor = more[0].strip().partition(', "')[0].rstrip(".")  # of a list of names the first
+    way_out = f"leave out {', '.join(options)}" if options else "install the package or export the weights anew"
+    return f"{file} does not fit the network {name}: {tensor}; {way_out}"
 
 
 def _class_names(known: dict[str, Any]) -> tuple[str, ...] | None:

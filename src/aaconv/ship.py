@@ -16,11 +16,15 @@ import timm
 import torch
 from torch import Tensor
 
+from .benchmark.report import environment
 from .data import open_dataset
-from .evaluate import Evaluation, judge
+from .evaluate import judge
 from .files import check_writable, replacing
 from .machine import pick_device
+from .recipes.recipe import Recipe
 from .run_folder import (
+    CONFIG,
+    ENVIRONMENT,
     RECIPE,
     Loaded,
     fill,
@@ -47,7 +51,10 @@ def export_weights(
     device: str | None = None,
     say: Callable[[str], None] = print,
 ) -> dict[str, Any]:
-    """Write the weights of a run and, beside them, a JSON file of what they are; that is returned, too."""
+    """Write the weights of a run and, beside them, a JSON file of what they are; that is returned, too.
+
+    Both files are written or none; those that were there stay till then.
+    """
     path = Path(path)
     if not is_run(source):
         raise ValueError(f"{source} is no run folder, it has no {RECIPE}: {ENDING} files are made of runs")
@@ -58,6 +65,7 @@ def export_weights(
     for file in (path, path.with_suffix(".json")):
         check_writable(file)
     recipe, where = loaded.recipe, pick_device(device)
+    origin = _origin(Path(source), recipe)
     dataset = open_dataset(recipe.data, data_dir or recipe.data_dir, "test")
     with replacing(path) as draft:
         write_weights(draft, in_half(loaded.model.state_dict()))
@@ -67,10 +75,17 @@ def export_weights(
         say(f"evaluating the file on {len(dataset):,} images of {dataset.name}")
         found = judge(loaded, dataset, device=where)
         data = draft.read_bytes()
-    facts = _facts(Path(source), recipe, found)
-    # "best" was chosen by the images it is judged on here: a reader should know.
-    facts |= {"weights": str(weights or usual_weights(source)), "sha256": hashlib.sha256(data).hexdigest()}
-    write_json(path.with_suffix(".json"), facts)
+        facts = {
+            "data": found.data,
+            "images": found.images,
+            **found.metrics,
+            "evaluated_on": environment(where)["device"],
+            **origin,
+            # "best" was chosen by the images it is judged on here: a reader should know.
+            "weights": str(weights or usual_weights(source)),
+            "sha256": hashlib.sha256(data).hexdigest(),
+        }
+        write_json(path.with_suffix(".json"), facts)
     say(f"wrote {path}: {len(data) / 1e6:.1f} MB, top-1 {facts['top1']:.2f} %, top-5 {facts['top5']:.2f} %")
     return facts
 
@@ -95,25 +110,34 @@ def _check(loaded: Loaded, path: Path) -> None:
         raise ValueError(f"the file must be called {name}.TAG{ENDING}, TAG being the data, got {path.name!r}")
     if options := {key: value for key, value in recipe.model.options.items() if key != "backend"}:
         raise ValueError(f"{name} is built without options, the network of {loaded.source} with {options}")
+    for part in ("holdout", "train_limit", "eval_limit"):
+        if value := getattr(recipe, part):
+            raise ValueError(
+                f"{loaded.source} was run with {part}={value}; {ENDING} files are made of runs on all images"
+            )
     usual = timm.get_pretrained_cfg(name).input_size[-1]
     if loaded.size != usual:
         raise ValueError(f"{name} is made for images of {usual} pixels, {loaded.source} was trained on {loaded.size}")
 
 
-def _facts(run: Path, recipe: Any, found: Evaluation) -> dict[str, Any]:
-    config, environment = read_config(run), read_environment(run)
+def _origin(run: Path, recipe: Recipe) -> dict[str, Any]:
+    """Where the weights come from, and what timm has to know about them."""
+    config = _pick(read_config(run), run / CONFIG, "architecture", "label_names", "pretrained_cfg")
     hidden = {"data_dir", "seed", "workers"}
     return {
         "architecture": config["architecture"],
-        "data": found.data,
-        "images": found.images,
-        **found.metrics,
         "recipe": recipe.name,
         "overrides": {name: value for name, value in overrides_of(recipe).items() if name not in hidden},
         "seed": recipe.seed,
         "epochs": recipe.epochs,
-        "commit": environment.get("commit"),
-        "device": environment.get("device"),
-        **{name: config["pretrained_cfg"][name] for name in ("input_size", "mean", "std", "num_classes", "crop_pct")},
+        **_pick(read_environment(run), run / ENVIRONMENT, "commit", "device"),
+        **_pick(config["pretrained_cfg"], run / CONFIG, "input_size", "mean", "std", "num_classes", "crop_pct"),
         "label_names": config["label_names"],
     }
+
+
+def _pick(known: dict[str, Any], file: Path, *names: str) -> dict[str, Any]:
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{file} has no {name!r}, which a run writes; it was changed, or is of another version")
+    return {name: known[name] for name in names}

@@ -68,6 +68,9 @@ def _add_export(commands: Any) -> None:
     export.add_argument("--raw", action="store_true", help="detection: class and box outputs without post-processing")
     export.add_argument("--fixed", action="store_true", help="this height and width only; the batch stays free")
     export.add_argument("--data-dir", metavar="DIR", help=".safetensors: where the data lie that it is evaluated on")
+    export.add_argument(
+        "--device", metavar="DEVICE", help=".safetensors: cuda, cuda:1 or cpu; default: a GPU if there is one"
+    )
     _add_weights(export)
 
 
@@ -148,6 +151,8 @@ def _export(chosen: argparse.Namespace) -> None:
 
     if chosen.data_dir is not None:
         raise ValueError("--data-dir belongs to .safetensors files: others are run on random images")
+    if chosen.device is not None:
+        raise ValueError("--device belongs to .safetensors files: others are run on the processor")
     export(
         chosen.source,
         chosen.output,
@@ -166,7 +171,8 @@ def _export_weights(chosen: argparse.Namespace) -> None:
     for option in ("size", "opset", "raw", "fixed", "pretrained"):
         if getattr(chosen, option):
             raise ValueError(f"--{option} is not for .safetensors files, which hold the weights of a run; leave it out")
-    export_weights(chosen.source, chosen.output, weights=chosen.weights, data_dir=chosen.data_dir)
+    how = {"weights": chosen.weights, "data_dir": chosen.data_dir, "device": chosen.device}
+    export_weights(chosen.source, chosen.output, **how)
 
 
 def _push(chosen: argparse.Namespace) -> None:

@@ -37,11 +37,14 @@ def shipped(folder: Path = FOLDER) -> dict[str, dict[str, Any]]:
 def _cfg(file: Path) -> dict[str, Any]:
     facts = read_facts(file)
     as_tuples = {name: tuple(facts[name]) if isinstance(facts[name], list) else facts[name] for name in OF_TIMM}
+    if len(facts["label_names"]) != facts["num_classes"]:
+        raise ValueError(f"{len(facts['label_names'])} label_names, but num_classes is {facts['num_classes']}")
     trained = f"{facts['recipe']}, seed {facts['seed']}, {facts['epochs']} epochs, commit {facts['commit']}"
+    changed = ", ".join(f"{name}={value}" for name, value in dict(facts["overrides"]).items())
     return as_tuples | {
         "file": str(file),
         "description": f"{facts['data']}: top-1 {facts['top1']:.2f} %, top-5 {facts['top5']:.2f} %",
-        "notes": (f"data {facts['data']}", f"recipe {trained}"),
+        "notes": (f"data {facts['data']}", f"recipe {trained}", *([f"changed: {changed}"] if changed else [])),
         "license": "apache-2.0",
         "paper_ids": "arXiv:1904.09925",
     }
