@@ -8,6 +8,7 @@ import torch
 from PIL import Image
 from tiny_runs import train_tiny
 
+from aaconv import terminal
 from aaconv.evaluate import Confused, Evaluation, confusions, evaluate, precision, print_evaluation
 from aaconv.machine import pick_device
 from aaconv.run_folder import read_summary
@@ -65,6 +66,14 @@ def test_wrong_sources_weights_and_devices(run, tmp_path):
         evaluate(run, weights="ema", device="cpu")
     with pytest.raises(ValueError, match="no device 'gpu'"):
         pick_device("gpu")
+
+
+def test_a_long_evaluation_says_how_far_it_is(run, capsys, monkeypatch):
+    evaluate(run, device="cpu")
+    assert capsys.readouterr().err == ""
+    monkeypatch.setattr(terminal, "QUIET", -1.0)
+    evaluate(run, device="cpu", batch=32)
+    assert capsys.readouterr().err == "32 of 48 images\n48 of 48 images\n"
 
 
 def test_weights_without_a_run_are_judged_in_full_float32():

@@ -251,12 +251,16 @@ def _paper_values(axes: Axes, courses: list[Course], column: str) -> None:
         )  # fmt: skip
 
 
+def _tested(courses: list[Course]) -> str:
+    return "test: mean, lowest to highest" if any(len(course.runs) > 1 for course in courses) else "test"
+
+
 def _legend(drawn: Figure, axes: Axes, courses: list[Course]) -> None:
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=course.colour, linewidth=2, label=course.label) for course in courses]
     handles += [
-        Line2D([], [], color=INK, linewidth=1.6, label="test"),
+        Line2D([], [], color=INK, linewidth=1.6, label=_tested(courses)),
         Line2D([], [], color=INK, linewidth=1.4, linestyle=(0, (1, 1.6)), label="training"),
     ]
     widest = max(len(handle.get_label()) for handle in handles)

@@ -21,7 +21,7 @@ from .machine import cores, pick_device
 from .models import check_name
 from .recipes.recipe import Recipe
 from .run_folder import RECIPE, Loaded, is_run, load_model
-from .terminal import console
+from .terminal import console, counted
 from .training.tasks import limited, open_data, shapes_options
 
 BATCH, WORKERS = 256, 4
@@ -98,7 +98,7 @@ def judge(loaded: Loaded, dataset: Dataset, *, batch: int | None = None, device:
         dataset, batch or BATCH, train=False, size=loaded.size, workers=min(WORKERS, cores()), device=device
     )
     with precision(loaded.recipe, device):
-        counts = count(loaded.model, loader.batches(), len(dataset.classes))
+        counts = count(loaded.model, counted(loader.batches(), len(dataset)), len(dataset.classes))
     names = [class_title(name) for name in loaded.classes or dataset.classes]
     number = int(counts.sums[0])
     return Evaluation(loaded.source, dataset.name, number, counts.metrics(), confusions(counts.confusion, names))

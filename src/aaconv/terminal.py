@@ -1,6 +1,13 @@
 """How this package writes to a terminal."""
 
+import time
+from collections.abc import Iterable, Iterator
+from typing import TypeVar
+
 from rich.console import Console
+
+QUIET = 10.0  # seconds after which one wants to know whether something still happens
+Batch = TypeVar("Batch", bound=tuple)
 
 
 def console() -> Console:
@@ -14,3 +21,14 @@ def readable_bytes(size: int) -> str:
     if size >= 2**30:
         return f"{size / 2**30:,.2f} GiB"
     return f"{size / 2**20:.2f} MiB" if size >= 2**20 else f"{size / 2**10:.1f} KiB"
+
+
+def counted(batches: Iterable[Batch], images: int) -> Iterator[Batch]:
+    """The batches, (images, ...) each; what takes long says now and then on stderr how far it has come."""
+    output, done, told = Console(stderr=True), 0, time.monotonic()
+    for batch in batches:
+        yield batch
+        done += len(batch[0])
+        if time.monotonic() - told > QUIET:
+            output.print(f"{done:,} of {images:,} images", highlight=False)
+            told = time.monotonic()
