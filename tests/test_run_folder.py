@@ -10,12 +10,12 @@ import timm
 import torch
 from training_runs import no_curves, one_thread, tiny  # noqa: F401
 
-from aaconv import recipes
+from aaconv import curves, recipes
 from aaconv.models import create_model
 from aaconv.recipes import Model
 from aaconv.run_folder import is_run, load_model, overrides_of, read_metrics, read_speed, record_result, write_rows
 from aaconv.tables import cells
-from aaconv.train import train
+from aaconv.train import resume, train
 
 RECIPE = tiny(ema=0.5, model=Model("aa_small", {"num_heads": 2}), epochs=1, batch=4, train_limit=8, eval_limit=4)
 
@@ -209,6 +209,111 @@ def test_only_finished_runs_have_results(run, tmp_path):
         record_result(copy, tmp_path)
     with pytest.raises(ValueError, match="is no run folder"):
         record_result(tmp_path, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        (None, "it lacks model, options, data, seed"),
+        ({"options": None}, "'options' is None"),
+        ({"overrides": [1]}, r"'overrides' is \[1\]"),
+        ({"overrides": {"epochs": "x"}}, "overrides: epochs must be a whole number, got 'x'"),
+        ({"top1": "high"}, "'top1' is 'high'"),
+        ({"top1": float("nan")}, "'top1' is nan"),
+        ({"seed": True}, "'seed' is True"),
+        ({"data": 5}, "'data' is 5"),
+    ],
+)
+def test_no_result_is_kept_of_a_damaged_summary(changes, told, tmp_path):
+    run = finished_run(tmp_path / "run", tiny(), 60.0)
+    summary = {"finished": True} if changes is None else json.loads((run / "summary.json").read_text()) | changes
+    (run / "summary.json").write_text(json.dumps(summary))
+    with pytest.raises(ValueError, match=rf"run/summary\.json is not what a run writes: {told}; copy it again"):
+        record_result(run, tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
+@pytest.mark.parametrize(
+    ("content", "told"),
+    [
+        (None, "cannot be read: No such file"),
+        (b"", "has no rows"),
+        (b"epoch,top1\n", "has no rows"),
+        (b"epoch,top1\n1,60.0,3\n", "is damaged: line 2 has not as many fields"),
+        (b"epoch,top1\n1\n", "is damaged: line 2 has not as many fields"),
+        (b"epoch,top1\n1,high\n", "is damaged: could not convert"),
+        (b"epoch,top1\n1,\xff\n", "is damaged: .* decode"),
+        (b"epoch,top1\n1," + b"1" * 200_000, "is damaged: field larger"),
+        (b"epoch,top1\n1,50.0\n", r"ends with top1 50\.0, but summary\.json has 60\.0"),
+    ],
+    ids=lambda value: repr(value)[:30],
+)
+def test_no_result_is_kept_with_damaged_metrics(content, told, tmp_path):
+    run = finished_run(tmp_path / "run", tiny(), 60.0)
+    (run / "metrics.csv").unlink() if content is None else (run / "metrics.csv").write_bytes(content)
+    with pytest.raises(ValueError, match=rf"run/metrics\.csv {told}.*; copy it again"):
+        record_result(run, tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
+def test_damaged_metrics_are_written_again_as_the_error_says(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / "metrics.csv").write_text("")
+    with pytest.raises(ValueError, match=r"has no rows; remove .*/summary\.json and .* --resume"):
+        record_result(copy, tmp_path / "kept")
+    (copy / "summary.json").unlink()
+    resume(copy, device="cpu")
+    assert read_csv(record_result(copy, tmp_path / "kept")) == (run / "metrics.csv").read_text()
+
+
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
+    run = finished_run(tmp_path / "run", tiny(), 60.0)
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "file", "/proc/x"):
+        with pytest.raises(ValueError, match=rf"^{place}/.* cannot be written: .*; keep it elsewhere: .* --results"):
+            record_result(run, place)
+
+
+@pytest.mark.parametrize("data", ["..", "folder/.", ""])
+def test_no_result_is_kept_beside_the_folder_of_its_data(data, tmp_path):
+    run = finished_run(tmp_path / "run", tiny(data=data), 60.0)
+    with pytest.raises(ValueError, match="gives no name"):
+        record_result(run, tmp_path / "kept")
+    assert not (tmp_path / "kept").exists()
+
+
+def test_a_result_that_diverged_is_kept_once(tmp_path):
+    run = finished_run(tmp_path / "run", tiny(), 50.0)
+    summary = json.loads((run / "summary.json").read_text()) | {"loss": float("nan")}
+    (run / "summary.json").write_text(json.dumps(summary))
+    write_rows(run / "metrics.csv", [{"top1": 50.0, "loss": float("nan")}], ["top1", "loss"])
+    assert record_result(run, tmp_path / "kept") == record_result(run, tmp_path / "kept")
+
+
+DAMAGES = [
+    ({"seed": None}, "'seed' is None"),
+    ({"seed": True}, "'seed' is True"),
+    ({"seed": -1}, "seed must be at least 0"),
+    ({"name": None}, "'name' is None"),
+    ({"model": None}, "'model' is None"),
+    ({"options": None}, "'options' is None"),
+    ({"top1": float("nan")}, "'top1' is nan"),
+    ({"top1": float("inf")}, "'top1' is inf"),
+    ({"overrides": {"epochs": "x"}}, "overrides: epochs must be a whole number"),
+    ({"overrides": {"lr": [1]}}, "overrides: lr must be a number, got"),
+    ({"overrides": {"decay_epochs": 3}}, "overrides: decay_epochs must be a list"),
+    ({"overrides": {"model": {"name": "aa_small", "options": None}}}, "overrides: model: options must be a mapping"),
+]
+
+
+@pytest.mark.parametrize(("changes", "told"), DAMAGES, ids=[told for _, told in DAMAGES])
+def test_a_damaged_record_is_named(changes, told, tmp_path):
+    usual = recipes.get("cifar100-small-aa")
+    path = record_result(finished_run(tmp_path / "run", usual, 70.0), tmp_path / "kept")
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"name": usual.name} | changes))
+    for read in (lambda: cells([1], tmp_path / "kept"), lambda: curves._read([path])):
+        with pytest.raises(ValueError, match=rf"^{path} is not what `aaconv record` keeps: {told}.*; move it away"):
+            read()
 
 
 def test_the_network_is_the_one_that_was_trained(run):

@@ -5,14 +5,16 @@ A file is one run: "model", "top1", "top5" of the last epoch (percent; or "mAP",
 """
 
 import json
+import math
 import shlex
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass, fields, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Any
+from typing import Any, get_type_hints
 
 from . import recipes
+from .recipes.files import fit
 
 RESULTS = "results"
 NEUTRAL = {
@@ -20,13 +22,14 @@ NEUTRAL = {
     "summary",
 }
 """Fields of a recipe that do not make another experiment of it."""
+MEASURED = ("top1", "top5", "mAP", "mAP50", "mAP75", "seconds_per_epoch")
 KINDS = {
     **dict.fromkeys(("dataset", "name", "model", "data"), str),
     **dict.fromkeys(("options", "overrides"), dict),
     **dict.fromkeys(("seed", "epochs"), int),
-    **dict.fromkeys(("top1", "top5", "mAP", "mAP50", "mAP75", "seconds_per_epoch"), int | float),
+    **dict.fromkeys(MEASURED, int | float),
 }
-"""What the fields of a record are, where they are there."""
+"""What the fields of a record are, where they are there; only what is measured may be None."""
 
 Record = dict[str, Any]
 
@@ -88,10 +91,26 @@ def as_record(content: Any, path: Path) -> Record:
     if not isinstance(content, dict) or "model" not in content:
         raise ValueError(f"{path} is not what `aaconv record` keeps")
     record = {"dataset": path.parent.name} | content
-    for name, value in record.items():
-        if name in KINDS and value is not None and not isinstance(value, KINDS[name]):
-            raise ValueError(f"{path} is not what `aaconv record` keeps: {name!r} is {value!r}")
+    try:
+        check(record)
+    except ValueError as error:
+        way_out = "move it away and record its run again"
+        raise ValueError(f"{path} is not what `aaconv record` keeps: {error}; {way_out}") from None
     return record
+
+
+def check(record: Record) -> None:
+    """A ValueError where a field is not of its kind, or no recipe can be made of all."""
+    for name, value in record.items():
+        if name in KINDS and not (value is None and name in MEASURED) and not _is_a(KINDS[name], value):
+            raise ValueError(f"{name!r} is {value!r}")
+    recipe_of(record)
+
+
+def _is_a(kind: Any, value: Any) -> bool:
+    """Is it of the kind? No bool is a number here, and NaN and infinity are none."""
+    finite = not isinstance(value, float) or math.isfinite(value)
+    return isinstance(value, kind) and not isinstance(value, bool) and finite
 
 
 def read_json(path: Path) -> Any:
@@ -131,18 +150,18 @@ def changes_of(record: Record) -> dict[str, Any]:
 
 
 def recipe_of(record: Record) -> recipes.Recipe:
-    """The recipe that a record is about."""
+    """The recipe that a record is about; a ValueError names the override that does not fit."""
     name, model = _name(record), recipes.Model(record["model"], record.get("options") or {})
     if name in recipes.names():
         recipe = recipes.get(name)
     else:
-        data = record.get("data", record["dataset"])
+        data = record["data"] if "data" in record else record["dataset"]
         recipe = recipes.Recipe(name, "", model, data, record.get("epochs", 1), batch=1)
-    known = {field.name for field in fields(recipe)} - {"name", "model", "evidence"}
-    changes = {key: value for key, value in (record.get("overrides") or {}).items() if key in known}
-    changes = {key: tuple(value) if isinstance(value, list) else value for key, value in changes.items()}
+    hints, overrides = get_type_hints(recipes.Recipe), record.get("overrides") or {}
+    changes = {key: fit(value, hints[key], key, "overrides") for key, value in overrides.items() if key in hints}
     evidence = recipe.evidence if recipe.model == model else None
-    return replace(recipe, model=model, evidence=evidence, **changes | {"seed": record.get("seed", 0)})
+    own = {"name": recipe.name, "model": model, "evidence": evidence, "seed": record.get("seed", 0)}
+    return replace(recipe, **changes | own)
 
 
 def told_apart(recipe: recipes.Recipe) -> str:

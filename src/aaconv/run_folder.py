@@ -24,14 +24,13 @@ from safetensors import SafetensorError
 from timm.data import ImageNetInfo
 from torch import nn
 
-from . import recipes
+from . import recipes, results
 from .benchmark.report import environment
 from .doctor import version_of
 from .files import replacing
 from .models import check_pretrained, create_model
 from .models._weights import facts_of as facts_of_weights
 from .recipes.recipe import Recipe
-from .results import changes_of
 from .training.checkpoint import Tensors, encode, read_weights, write_file
 from .training.tasks import Facts, create_task
 
@@ -315,26 +314,59 @@ def record_result(run: str | Path, folder: str | Path = "results") -> Path:
         raise ValueError(f"{run} is no run folder, it has no {RECIPE}")
     if not is_finished(run):
         raise ValueError(f"{run} is not finished; go on with it: aaconv train --resume {run}")
-    summary, rows = _read_json(run / SUMMARY), read_metrics(run)
+    try:
+        summary, rows = _checked(run)
+    except ValueError as error:
+        anew = f"remove {run / SUMMARY} and have both written anew: aaconv train --resume {run}"
+        way_out = anew if (run / CHECKPOINTS).is_dir() else "copy it again from where it was trained"
+        raise ValueError(f"{error}; {way_out}") from None
     dataset = re.sub(r"[^\w.-]+", "-", summary["data"].rstrip("/").rpartition("/")[2])
+    if not dataset.strip("."):
+        raise ValueError(
+            f"{run} was trained on {summary['data']!r}, which gives no name; call it folder/NAME in {SUMMARY}"
+        )
     recipe = recipes.load(run / RECIPE)
     if recipe.holdout or recipe.eval_limit or recipe.train_limit:
         dataset += "-part"  # the tables must not take it for a run on all images
     # Where the data lay is nobody else's business.
     overrides = {name: value for name, value in summary.get("overrides", {}).items() if name != "data_dir"}
     elsewhere = ("model", "train_limit", "eval_limit")  # before it, and in the folder's name
-    changes = {name: value for name, value in changes_of({"overrides": overrides}).items() if name not in elsewhere}
+    changed = results.changes_of({"overrides": overrides})
+    changes = {name: value for name, value in changed.items() if name not in elsewhere}
     parts = [f"{name}_{value}" for some in (summary["options"], changes) for name, value in sorted(some.items())]
     name = "-".join([summary["model"], *parts, f"seed{summary['seed']}"])
     record = summary | {"dataset": dataset, "overrides": overrides}
     place = Path(folder) / dataset
     path = place / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}.json"
-    if path.exists() and _read_json(path) != record:
-        raise ValueError(f"{path} is there already, of another run; move it away first")
-    place.mkdir(parents=True, exist_ok=True)
-    write_json(path, record)
-    write_rows(path.with_suffix(".csv"), rows, list(rows[0]))
+    try:
+        # As texts: of a run that diverged, a NaN is the same NaN.
+        if path.exists() and json.dumps(_read_json(path), sort_keys=True) != json.dumps(record, sort_keys=True):
+            raise ValueError(f"{path} is there already, of another run; move it away first")
+        place.mkdir(parents=True, exist_ok=True)
+        write_rows(path.with_suffix(".csv"), rows, list(rows[0]))
+        write_json(path, record)  # last: what has a record has its metrics
+    except OSError as error:
+        reason, way_out = error.strerror or error, f"keep it elsewhere: aaconv record {run} --results FOLDER"
+        raise ValueError(f"{path} cannot be written: {reason}; {way_out}") from error
     return path
+
+
+def _checked(run: Path) -> tuple[dict[str, Any], list[Row]]:
+    """The summary and the metrics of a finished run; a ValueError where `aaconv table` could not read its record."""
+    summary, rows = _read_json(run / SUMMARY), read_metrics(run)
+    if missing := [name for name in ("model", "options", "data", "seed") if name not in summary]:
+        raise ValueError(f"{run / SUMMARY} is not what a run writes: it lacks {', '.join(missing)}")
+    try:
+        results.check(summary)
+    except ValueError as error:
+        raise ValueError(f"{run / SUMMARY} is not what a run writes: {error}") from None
+    if not rows:
+        raise ValueError(f"{run / METRICS} has no rows")
+    for name, value in rows[-1].items():
+        nan = value != value
+        if name in summary and summary[name] != value and not (nan and summary[name] != summary[name]):
+            raise ValueError(f"{run / METRICS} ends with {name} {value}, but {SUMMARY} has {summary[name]}")
+    return summary, rows
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -348,12 +380,21 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a CSV file of numbers."""
+    """The rows of a CSV file of numbers; a ValueError names the file that is damaged or not there."""
+    rows = []
     try:
         with path.open(newline="") as file:
-            return [{name: _number(value) for name, value in row.items()} for row in csv.DictReader(file)]
-    except ValueError as error:
+            reader = csv.DictReader(file)
+            for row in reader:
+                # csv puts what is too much under None, and None for what is missing.
+                if None in row or None in row.values():
+                    raise ValueError(f"line {reader.line_num} has not as many fields as the first")
+                rows.append({name: _number(value) for name, value in row.items()})
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, csv.Error) as error:
         raise ValueError(f"{path} is damaged: {error}") from None
+    return rows
 
 
 def _number(text: str | None) -> int | float | None:
