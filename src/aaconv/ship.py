@@ -21,6 +21,7 @@ from .data import open_dataset
 from .evaluate import judge
 from .files import check_writable, replacing
 from .machine import pick_device
+from .recipes import PARTIAL
 from .recipes.recipe import Recipe
 from .run_folder import (
     CONFIG,
@@ -110,7 +111,7 @@ def _check(loaded: Loaded, path: Path) -> None:
         raise ValueError(f"the file must be called {name}.TAG{ENDING}, TAG being the data, got {path.name!r}")
     if options := {key: value for key, value in recipe.model.options.items() if key != "backend"}:
         raise ValueError(f"{name} is built without options, the network of {loaded.source} with {options}")
-    for part in ("holdout", "train_limit", "eval_limit"):
+    for part in PARTIAL:
         if value := getattr(recipe, part):
             raise ValueError(
                 f"{loaded.source} was run with {part}={value}; {ENDING} files are made of runs on all images"
