@@ -247,7 +247,8 @@ def heads_at_a_time(heads: int, most: int, programs: int) -> int:
     """Of so many heads, of which `most` fit: the number with which their programs, so many each, take the shortest."""
 
     def waves(some: int) -> int:
-        return sum(ceil_div(part * programs, AT_A_TIME) for part in (*[some] * (heads // some), heads % some))
+        whole, rest = divmod(heads, some)
+        return whole * ceil_div(some * programs, AT_A_TIME) + ceil_div(rest * programs, AT_A_TIME)
 
     fewest = max(1, ceil_div(heads, most))
     return min((max(1, ceil_div(heads, launches)) for launches in range(fewest, 2 * fewest + 1)), key=waves)
