@@ -1,7 +1,7 @@
 """`aaconv bench model`: whole networks, bf16, channels_last, compiled: inference and the training step.
 
-Each is compiled once and timed twice: called from Python ("launched") and replayed from a CUDA graph ("graph"). Of the
-graph it is also told where the time goes, by kind of kernel.
+Each is compiled once and timed twice: with its kernels launched one by one from the host ("launched") and replayed from
+a CUDA graph ("graph"). Of the graph it is also told where the time goes, by kind of kernel.
 """
 
 import time
@@ -30,6 +30,8 @@ from .report import Progress, Results
 
 Prepared = tuple[Call, Callable[[], list[Tensor]]]
 """A call, and what gives the tensors it holds all the time."""
+CompileOptions = dict[str, Any]
+"""Arguments of torch.compile; None instead of them: not compiled."""
 
 
 @dataclass(frozen=True)
@@ -92,17 +94,24 @@ def run(
     size: int = 224,
     phases: list[str] | None = None,
     compiled: bool = True,
+    cpp_wrapper: bool = False,
     device: str | None = None,
     rounds: int | None = None,
     json_to: str | None = None,
 ) -> None:
-    """Measure these models and print a table; the first is what the others are compared with."""
+    """Measure these models and print a table; the first is what the others are compared with.
+
+    cpp_wrapper: torch's compiler writes what launches the kernels in C++ instead of Python.
+    """
+    if cpp_wrapper and not compiled:
+        raise ValueError("--cpp-wrapper is an option of torch.compile: drop --no-compile")
     where = pick_device(device, needs_gpu="bench model")
     networks, phases = [Network.parse(text) for text in models], phases or ["infer", "train"]
     batch = batch or default_batch(where)
-    settings = {"batch": batch, "size": size, "compiled": compiled}
+    settings = {"batch": batch, "size": size, "compiled": compiled, "cpp_wrapper": cpp_wrapper}
     results = Results("model", where, json_to, **settings)
-    for rows in measure(networks, phases, batch, size, compiled, where, rounds):
+    options = {"options": {"cpp_wrapper": True}} if cpp_wrapper else {}
+    for rows in measure(networks, phases, batch, size, options if compiled else None, where, rounds):
         results.replace(rows)
     print_rows(results, where, **settings)
 
@@ -112,7 +121,7 @@ def measure(
     phases: list[str],
     batch: int,
     size: int,
-    compiled: bool,
+    compiled: CompileOptions | None,
     device: torch.device,
     rounds: int | None,
 ) -> Iterator[list[dict[str, Any]]]:
@@ -148,7 +157,13 @@ def default_batch(device: torch.device) -> int:
 
 
 def _prepare(
-    network: Network, phase: str, batch: int, size: int, compiled: bool, device: torch.device, pool: Any
+    network: Network,
+    phase: str,
+    batch: int,
+    size: int,
+    compiled: CompileOptions | None,
+    device: torch.device,
+    pool: Any,
 ) -> Case:
     case, start = Case(network, phase), time.perf_counter()
     with failures_into(case.failures, "launched"):
@@ -166,7 +181,9 @@ def _prepare(
     return case
 
 
-def prepare_inference(model: nn.Module, batch: int, size: int, compiled: bool, device: torch.device) -> Prepared:
+def prepare_inference(
+    model: nn.Module, batch: int, size: int, compiled: CompileOptions | None, device: torch.device
+) -> Prepared:
     """One batch through the model in bfloat16."""
     model = model.to(device, torch.bfloat16, memory_format=torch.channels_last).eval()
     x = torch.randn(batch, getattr(model, "in_chans", 3), size, size, device=device, dtype=torch.bfloat16)
@@ -175,7 +192,7 @@ def prepare_inference(model: nn.Module, batch: int, size: int, compiled: bool, d
     def forward(x: Tensor) -> Tensor:
         return model(x)
 
-    forward = compile_apart(forward) if compiled else forward
+    forward = forward if compiled is None else compile_apart(forward, **compiled)
 
     def call() -> None:
         with torch.no_grad():
@@ -184,7 +201,9 @@ def prepare_inference(model: nn.Module, batch: int, size: int, compiled: bool, d
     return call, lambda: [x, *state_of(model)]
 
 
-def prepare_training(model: nn.Module, batch: int, size: int, compiled: bool, device: torch.device) -> Prepared:
+def prepare_training(
+    model: nn.Module, batch: int, size: int, compiled: CompileOptions | None, device: torch.device
+) -> Prepared:
     """Forward under autocast, cross entropy, backward and a step of SGD on float32 parameters."""
     model = model.to(device, memory_format=torch.channels_last).train()
     x = torch.randn(batch, getattr(model, "in_chans", 3), size, size, device=device)
@@ -197,7 +216,7 @@ def prepare_training(model: nn.Module, batch: int, size: int, compiled: bool, de
         with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
             return F.cross_entropy(model(x), labels)
 
-    loss_of = compile_apart(loss_of) if compiled else loss_of
+    loss_of = loss_of if compiled is None else compile_apart(loss_of, **compiled)
 
     def call() -> None:
         loss_of(x, labels).backward()
@@ -224,7 +243,9 @@ def _rows(cases: list[Case], device: torch.device, rounds: int) -> list[dict[str
     return [case.row(timing, first[case.phase]) for case, timing in zip(cases, timings, strict=True)]
 
 
-def print_rows(results: Results, device: torch.device, *, batch: int, size: int, compiled: bool) -> None:
+def print_rows(
+    results: Results, device: torch.device, *, batch: int, size: int, compiled: bool, cpp_wrapper: bool = False
+) -> None:
     ways = ("launched", "graph") if device.type == "cuda" else ("launched",)
     columns = ["model", "phase"]
     for way in ways:
@@ -235,7 +256,7 @@ def print_rows(results: Results, device: torch.device, *, batch: int, size: int,
         for way in ways:
             line += _cells(row, way)
         cells.append([*line, f"{row['peak_bytes'] / 2**30:.2f} GiB" if row["peak_bytes"] else ""])
-    how = "torch.compile, " if compiled else ""
+    how = f"torch.compile{', launched from C++' if cpp_wrapper else ''}, " if compiled else ""
     about = f"{how}bf16, channels_last, batch {batch}, {size} x {size}; / first: against the first model"
     failed = [
         f"{row['model']} {row['phase']}, {way}: {reason}"

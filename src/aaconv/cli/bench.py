@@ -62,6 +62,7 @@ def _add_model(benches: Any) -> None:
     )
     model.add_argument("--train", action="store_true", help="the training step only")
     model.add_argument("--infer", action="store_true", help="inference only")
+    model.add_argument("--cpp-wrapper", action="store_true", help="compiled to launch kernels from C++, not Python")
     _add_network(model)
 
 
@@ -143,7 +144,8 @@ def _bench_model(chosen: argparse.Namespace) -> None:
 
     both = chosen.train == chosen.infer
     wanted = {"infer": both or chosen.infer, "train": both or chosen.train}
-    model.run(chosen.models, phases=[phase for phase in wanted if wanted[phase]], **_network(chosen))
+    phases = [phase for phase in wanted if wanted[phase]]
+    model.run(chosen.models, phases=phases, cpp_wrapper=chosen.cpp_wrapper, **_network(chosen))
 
 
 def _bench_table2(chosen: argparse.Namespace) -> None:
