@@ -213,7 +213,7 @@ def test_options_of_a_network():
 
 def test_wrong_names_and_options_are_found_before_anything_runs():
     for text, hint in (("aa_resnet5", "aa_resnet50"), ("aa_wrn16_4:key_ration=1", "key_ratio")):
-        rows = model.measure([model.Network.parse(text)], ["infer"], 1, 16, None, CPU, 1)
+        rows = model.measure([model.Network.parse(text)], ["infer"], 1, 16, False, CPU, 1)
         with pytest.raises(ValueError, match=hint):
             next(rows)
 
@@ -221,7 +221,7 @@ def test_wrong_names_and_options_are_found_before_anything_runs():
 def test_a_training_step_trains():
     network = model.Network("aa_wrn16_4").build(8)
     before = [parameter.detach().clone() for parameter in network.parameters()]
-    call, held = model.prepare_training(network, 2, 8, None, CPU)
+    call, held = model.prepare_training(network, 2, 8, False, CPU)
     call()
     changed = [not torch.equal(old, new) for old, new in zip(before, network.parameters(), strict=True)]
     assert all(changed)
@@ -242,23 +242,17 @@ def test_model_compares_with_the_first(tmp_path, capsys):
 
 
 def test_kernels_launched_from_cpp(tmp_path, monkeypatch, capsys):
-    compiled_with = []
-    monkeypatch.setattr(model, "compile_apart", lambda call, **options: compiled_with.append(options) or call)
+    compiled_with, path = [], tmp_path / "model.json"
+    monkeypatch.setattr(torch._inductor.config, "cpp_wrapper", False)  # and back
+    monkeypatch.setattr(
+        model, "compile_apart", lambda call: compiled_with.append(torch._inductor.config.cpp_wrapper) or call
+    )
+    options = {"batch": 2, "size": 8, "phases": ["infer"], "device": "cpu", "rounds": 1, "json_to": str(path)}
     for cpp_wrapper in (False, True):
-        path = tmp_path / "model.json"
-        model.run(
-            ["plain_wrn16_4"],
-            batch=2,
-            size=8,
-            phases=["infer"],
-            cpp_wrapper=cpp_wrapper,
-            device="cpu",
-            rounds=1,
-            json_to=str(path),
-        )
+        model.run(["plain_wrn16_4"], cpp_wrapper=cpp_wrapper, **options)
         assert json.loads(path.read_text())["settings"]["cpp_wrapper"] is cpp_wrapper
         assert ("launched from C++" in capsys.readouterr().out) is cpp_wrapper
-    assert compiled_with == [{}, {"options": {"cpp_wrapper": True}}]
+    assert compiled_with == [False, True]
     with pytest.raises(ValueError, match="drop --no-compile"):
         model.run(["plain_wrn16_4"], compiled=False, cpp_wrapper=True, device="cpu")
 

@@ -165,6 +165,19 @@ def test_scratch_in_chunks_changes_nothing(monkeypatch):
 
 
 @interpreted
+@pytest.mark.parametrize("tables", ["shared", "per head"])
+def test_tables_gradients_summed_in_two_steps(tables, monkeypatch):
+    inputs = random_inputs(6, 2, 3, 2, 4, 1, tables)
+    at_once = output_and_gradients(triton_backend.attend, inputs, torch.float32, 2, 4)
+    monkeypatch.setattr(triton_plan, "SUMMED_AT_ONCE", 3)
+    monkeypatch.setattr(triton_backend, "plan_for", triton_plan.Plan)
+    for one, other in zip(
+        at_once, output_and_gradients(triton_backend.attend, inputs, torch.float32, 2, 4), strict=True
+    ):
+        torch.testing.assert_close(one, other)
+
+
+@interpreted
 def test_an_empty_batch():
     inputs = random_inputs(0, 3, 4, 2, 20, 3)
     out, grad_qkv, grad_h, grad_w = output_and_gradients(triton_backend.attend, inputs, torch.float32, 2, 20)

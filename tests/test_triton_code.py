@@ -111,6 +111,13 @@ def test_scratch_is_linear_in_the_pixels(batch):
 
 
 @pytest.mark.parametrize(
+    ("rows", "chosen"), [(0, None), (255, None), (256, (16, 16)), (1024, (32, 32)), (1016, (8, 127)), (257, None)]
+)
+def test_many_rows_are_summed_in_two_steps(rows, chosen):
+    assert triton_plan.two_steps(rows) == chosen
+
+
+@pytest.mark.parametrize(
     ("heads", "most", "programs", "chosen"),
     [
         (1024, 5000, 9, 1024),  # all at once

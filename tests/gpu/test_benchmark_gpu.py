@@ -24,7 +24,7 @@ def test_a_graph_repeats_its_call():
 def test_graphs_of_training_steps_share_a_pool_and_still_train():
     pool = torch.cuda.graph_pool_handle()
     networks = [model.Network(name).build(16) for name in ("plain_wrn16_4", "aa_wrn16_4")]
-    steps = [graphed(model.prepare_training(n, 4, 16, None, DEVICE)[0], pool=pool) for n in networks]
+    steps = [graphed(model.prepare_training(n, 4, 16, False, DEVICE)[0], pool=pool) for n in networks]
     for _ in range(5):
         before = [[p.detach().clone() for p in network.parameters()] for network in networks]
         for step in steps:

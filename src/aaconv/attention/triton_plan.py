@@ -21,6 +21,9 @@ FEW_CHANNELS, MOST_CHANNELS = 48, 112
 values of 8, and of 32 with values of 32."""
 SMALL_TABLE = 2048
 """Numbers of the tables' gradient that one warp, or two with 128 registers a thread, have room for: up to 16 x 16."""
+SUMMED_AT_ONCE = 255
+"""Rows. To sum more, torch's reduction shares a result among blocks, with scratch of 512 bytes a number and block: 80
+MiB for the tables of 128 x 128."""
 GROUP = 8
 """Rows of keys whose relative logits travel together with the queries, in the unused depth of a product."""
 
@@ -69,7 +72,9 @@ def forward_tile(of: Traits) -> Tile:
         return Tile(64, 64 if of.pixels < 64 else 32, 2, 3)
     if of.pixels <= 256:
         return Tile(128, 32, 2, 3, 168)
-    return Tile(64, 64, 2, 3, 128) if 1024 < of.pixels < 2048 else Tile(128, 64, 2, 3)
+    if of.pixels <= 1024:
+        return Tile(128, 64, 2, 4)
+    return Tile(64, 64, 2, 3, 128) if of.pixels < 2048 else Tile(128, 64, 2, 3)
 
 
 def query_tile(of: Traits) -> Tile:
@@ -179,6 +184,7 @@ class Plan:
         beside = 2 * AT_A_TIME if self.traits.table <= SMALL_TABLE else AT_A_TIME
         self.splits = splits_of_a_head(self.heads_at_a_time, min(ceil_div(self.pixels, 64), fitting), steps, beside)
         sizes["SPLITS"] = self.splits
+        self.sum_in = two_steps(self.batch if table_dimensions == 3 else self.image_heads * self.splits)
         self.launchers: dict[tuple, tuple[Callable, list[Any]]] = {}
 
     def chunks(self) -> Iterator[tuple[int, int]]:
@@ -262,6 +268,15 @@ def splits_of_a_head(heads: int, most: int, steps: int, beside: int) -> int:
         return ceil_div(heads * splits, beside) * (ceil_div(steps, splits) + 2)
 
     return min(range(1, max(1, most) + 1), key=duration)
+
+
+def two_steps(rows: int) -> tuple[int, int] | None:
+    """Factors of so many rows, to sum them in two steps; None where one does, or where there are none."""
+    if rows <= SUMMED_AT_ONCE:
+        return None
+    factors = (n for n in range(2, SUMMED_AT_ONCE + 1) if rows % n == 0)
+    first = min(factors, key=lambda n: abs(n * n - rows), default=None)
+    return first and (first, rows // first)
 
 
 def _layout(height: int, width: int, depth: int, value_depth: int) -> dict[str, int]:

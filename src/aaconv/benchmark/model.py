@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
+import torch._inductor.config
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -30,8 +31,6 @@ from .report import Progress, Results
 
 Prepared = tuple[Call, Callable[[], list[Tensor]]]
 """A call, and what gives the tensors it holds all the time."""
-CompileOptions = dict[str, Any]
-"""Arguments of torch.compile; None instead of them: not compiled."""
 
 
 @dataclass(frozen=True)
@@ -110,8 +109,9 @@ def run(
     batch = batch or default_batch(where)
     settings = {"batch": batch, "size": size, "compiled": compiled, "cpp_wrapper": cpp_wrapper}
     results = Results("model", where, json_to, **settings)
-    options = {"options": {"cpp_wrapper": True}} if cpp_wrapper else {}
-    for rows in measure(networks, phases, batch, size, options if compiled else None, where, rounds):
+    # For the whole process: as an option of torch.compile it does not reach the backward (torch 2.11, issue 178845).
+    torch._inductor.config.cpp_wrapper = cpp_wrapper
+    for rows in measure(networks, phases, batch, size, compiled, where, rounds):
         results.replace(rows)
     print_rows(results, where, **settings)
 
@@ -121,7 +121,7 @@ def measure(
     phases: list[str],
     batch: int,
     size: int,
-    compiled: CompileOptions | None,
+    compiled: bool,
     device: torch.device,
     rounds: int | None,
 ) -> Iterator[list[dict[str, Any]]]:
@@ -157,13 +157,7 @@ def default_batch(device: torch.device) -> int:
 
 
 def _prepare(
-    network: Network,
-    phase: str,
-    batch: int,
-    size: int,
-    compiled: CompileOptions | None,
-    device: torch.device,
-    pool: Any,
+    network: Network, phase: str, batch: int, size: int, compiled: bool, device: torch.device, pool: Any
 ) -> Case:
     case, start = Case(network, phase), time.perf_counter()
     with failures_into(case.failures, "launched"):
@@ -181,9 +175,7 @@ def _prepare(
     return case
 
 
-def prepare_inference(
-    model: nn.Module, batch: int, size: int, compiled: CompileOptions | None, device: torch.device
-) -> Prepared:
+def prepare_inference(model: nn.Module, batch: int, size: int, compiled: bool, device: torch.device) -> Prepared:
     """One batch through the model in bfloat16."""
     model = model.to(device, torch.bfloat16, memory_format=torch.channels_last).eval()
     x = torch.randn(batch, getattr(model, "in_chans", 3), size, size, device=device, dtype=torch.bfloat16)
@@ -192,7 +184,7 @@ def prepare_inference(
     def forward(x: Tensor) -> Tensor:
         return model(x)
 
-    forward = forward if compiled is None else compile_apart(forward, **compiled)
+    forward = compile_apart(forward) if compiled else forward
 
     def call() -> None:
         with torch.no_grad():
@@ -201,9 +193,7 @@ def prepare_inference(
     return call, lambda: [x, *state_of(model)]
 
 
-def prepare_training(
-    model: nn.Module, batch: int, size: int, compiled: CompileOptions | None, device: torch.device
-) -> Prepared:
+def prepare_training(model: nn.Module, batch: int, size: int, compiled: bool, device: torch.device) -> Prepared:
     """Forward under autocast, cross entropy, backward and a step of SGD on float32 parameters."""
     model = model.to(device, memory_format=torch.channels_last).train()
     x = torch.randn(batch, getattr(model, "in_chans", 3), size, size, device=device)
@@ -216,7 +206,7 @@ def prepare_training(
         with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
             return F.cross_entropy(model(x), labels)
 
-    loss_of = loss_of if compiled is None else compile_apart(loss_of, **compiled)
+    loss_of = compile_apart(loss_of) if compiled else loss_of
 
     def call() -> None:
         loss_of(x, labels).backward()

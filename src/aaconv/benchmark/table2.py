@@ -79,6 +79,6 @@ def run(
     if complete:
         results.keep(json_to)
         networks = networks[:1] + [network for network in networks[1:] if str(network) not in results.kept]
-    for rows in measure(networks, PHASES, batch, size, {} if compiled else None, where, rounds):
+    for rows in measure(networks, PHASES, batch, size, compiled, where, rounds):
         results.replace(rows)
     print_rows(results, where, **settings)
