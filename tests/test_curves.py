@@ -140,14 +140,14 @@ def test_seeds_are_one_line_in_a_band(seeds):
     (band,) = accuracy.collections
     edge = {tuple(point) for point in band.get_paths()[0].vertices.tolist()}
     assert edge == {(1, 50.0), (2, 60.0), (2, 62.0), (3, 70.0), (3, 72.0)}
-    assert any(text.get_text() == "71.0 ± 1.0" for text in accuracy.texts)
+    assert any(text.get_text() == "71.00 ± 1.00" for text in accuracy.texts)
 
 
 def test_seeds_are_averaged_as_far_as_all_have_come(seeds, tmp_path):
     shorter = write_course(tmp_path / "begun", "cifar100-small-aa", [40.0], seed=7)
     (course,) = curves._read([*seeds[:3], shorter])
     assert course.points("top1") == ([1], [47.5])
-    assert course.last("top1") == "47.5 ± 5.0"
+    assert course.last("top1") == "47.50 ± 5.00"
 
 
 def test_the_same_seed_twice_is_two_lines(seeds, tmp_path):

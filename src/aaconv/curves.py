@@ -55,8 +55,8 @@ class Course:
 
     def last(self, column: str) -> str:
         """The value of the last epoch, with its standard deviation over the runs."""
-        final = f"{self.points(column)[1][-1]:.1f}"
-        return final if len(self.runs) == 1 else f"{final} ± {self._over_runs(column, stdev)[1][-1]:.1f}"
+        final = f"{self.points(column)[1][-1]:.2f}"
+        return final if len(self.runs) == 1 else f"{final} ± {self._over_runs(column, stdev)[1][-1]:.2f}"
 
     def _over_runs(self, column: str, summarise: Callable[[list[float]], float]) -> tuple[list[float], list[float]]:
         found = [{row["epoch"]: row[column] for row in rows if row.get(column) is not None} for rows in self.runs]
@@ -177,7 +177,7 @@ _SMALL = {"ha": "right", "va": "top", "fontsize": 8.5, "color": GREY}
 def _title(axes: Axes, text: str) -> None:
     axes.set_title(text, loc="left", fontsize=11.5, color=INK)
     axes.set_xlabel("epoch")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
 
 
 def _lines(axes: Axes, course: Course, training: str | None, test: str) -> None:
