@@ -314,6 +314,22 @@ def test_initialisation_of_the_tables():
     assert not torch.equal(before, scaled.rel_h)
 
 
+@pytest.mark.parametrize("drawn_again", [False, True])
+def test_logits_that_begin_with_a_deviation_of_one(drawn_again):
+    torch.manual_seed(0)
+    layer = AAConv2d(64, 64, 1, size=12, value_ratio=0.25, init="unit")
+    if drawn_again:
+        layer.reset_parameters()
+    qkv = layer.qkv(torch.randn(8, 64, 12, 12).relu()).detach().permute(0, 2, 3, 1)
+    q, k = (part.unflatten(-1, (8, 20)) for part in qkv[..., :320].split(160, -1))
+    content = torch.einsum("byxhd,bvuhd->bhyxvu", q, k) / 20**0.5
+    rows = torch.einsum("byxhd,rd->bhyxr", q, layer.rel_h) / 20**0.5
+    columns = torch.einsum("byxhd,rd->bhyxr", q, layer.rel_w) / 20**0.5
+    for part in (content, rows, columns):
+        assert part.std().item() == pytest.approx(1, rel=0.35)
+    assert layer.qkv.weight[320:].std().item() == pytest.approx((1 / 3 / 64) ** 0.5, rel=0.2)  # values as usual
+
+
 @pytest.mark.parametrize("position", ["relative", "none", "sinusoidal", "coordconv"])
 def test_the_sequence_form_is_the_map_form_of_one_row(position):
     sequence = AAConv1d(6, 16, 5, stride=2, **SMALL, size=7, position=position)

@@ -139,7 +139,8 @@ def test_yaml_loses_nothing(recipe):
     ),
 )
 def test_yaml_loses_nothing_of_odd_values(lr, decays, text, option):
-    recipe = replace(SMALL, lr=lr, decay_epochs=decays, summary=text, data_dir=text, model=Model("x", {"a": option}))
+    recipe = replace(SMALL, lr=lr, decay_epochs=decays, summary=text, data_dir=text, no_decay=(text, "*.rel_?"))
+    recipe = replace(recipe, model=Model("x", {"a": option}))
     again = from_yaml(to_yaml(recipe))
     assert again == recipe
     assert [type(value) for value in again.model.options.values()] == [type(option)]
@@ -157,6 +158,8 @@ def test_saved_and_loaded(tmp_path):
         (("epochs: 2", "epoch: 2"), "field 'epoch', which a recipe does not have, did you mean 'epochs'"),
         (("epochs: 2", "epochs: two"), "epochs must be a whole number, got 'two'"),
         (("epochs: 2", "epochs: 0"), "epochs must be at least 1, got epochs=0"),
+        (("no_decay: []", "no_decay: [1]"), "no_decay must be a text, got 1"),
+        (("no_decay: []", "no_decay: rel_h"), "no_decay must be a list of texts, got 'rel_h'"),
         (("epochs: 2", "epochs: true"), "epochs must be a whole number, got True"),
         (("epochs: 2\n", ""), "lacks epochs"),
         (("schedule: cosine", "schedule: cosin"), "schedule must be one of cosine, step, exponential, constant"),

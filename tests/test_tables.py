@@ -1,6 +1,7 @@
 """Every cell of the paper: which agree, which cannot, and how they are printed."""
 
 import json
+import shlex
 from collections import Counter
 from dataclasses import replace
 
@@ -193,10 +194,11 @@ def test_runs_stand_below_the_table_with_deviation_and_command(tmp_path, capsys)
 
 def test_a_command_that_is_printed_gives_the_recipe_again(tmp_path):
     changes = {"epochs": 60, "lr": 0.1, "deterministic": True, "channels_last": False, "schedule": "step"}
-    changes |= {"decay_epochs": (30.0, 50.0), "model_options": {"position": "none"}}
+    changes |= {"decay_epochs": (30.0, 50.0), "no_decay": ("*.qkv.weight", "*.rel_?")}
+    changes |= {"model_options": {"position": "none"}}
     keep(tmp_path, "cifar100-wrn28-10-aa", 7, 79.5, **changes)
     (experiment,) = results.experiments(results.read(tmp_path))
-    _, train, name, *options = experiment.command.split()
+    _, train, name, *options = shlex.split(experiment.command)
     chosen = _command_line().parse_args([train, name, *spell_out(options)])
     wanted = recipes.override(recipes.get(name), changes | {"seed": 7})
     assert recipes.override(recipes.get(name), given(chosen)) == wanted

@@ -7,6 +7,7 @@ import torch
 from torch import nn
 from training_runs import tiny
 
+from aaconv import AAConv2d
 from aaconv.training.optimize import (
     load_optimizer,
     make_optimizer,
@@ -87,6 +88,32 @@ def test_the_weight_decay_holds_for_all_weights():
     optimizer = make_optimizer(tiny(weight_decay=5e-4), model)
     assert [group["weight_decay"] for group in optimizer.param_groups] == [5e-4]
     assert sum(len(group["params"]) for group in optimizer.param_groups) == 4
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw"])
+def test_weights_that_do_not_decay(name):
+    torch.manual_seed(0)
+    layer = AAConv2d(8, 16, 3, num_heads=2, key_channels=8, value_channels=4, size=4)
+    recipe = tiny(optimizer=name, lr=0.1, weight_decay=0.5, no_decay=("rel_?", "qkv.weight"))
+    optimizer = make_optimizer(recipe, layer)
+    before = {name: weight.detach().clone() for name, weight in layer.named_parameters()}
+    for weight in layer.parameters():
+        weight.grad = torch.zeros_like(weight)
+    optimizer.step()
+    kept = {name for name, weight in layer.named_parameters() if torch.equal(weight, before[name])}
+    assert kept == {"rel_h", "rel_w", "qkv.weight"}
+    assert rate_of(optimizer) == 0.1
+
+
+def test_all_or_none_of_the_weights_may_decay():
+    for no_decay, decays in ((("*",), [0.0]), ((), [5e-4])):
+        optimizer = make_optimizer(tiny(weight_decay=5e-4, no_decay=no_decay), nn.Linear(2, 2))
+        assert [group["weight_decay"] for group in optimizer.param_groups] == decays
+
+
+def test_a_name_of_no_weight_is_told():
+    with pytest.raises(ValueError, match=r"no weight of .* is called '.*rel_x', as 'weight' is"):
+        make_optimizer(tiny(no_decay=("*.rel_x",)), nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize(("name", "nesterov"), [("momentum", False), ("sgd", True)])

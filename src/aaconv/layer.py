@@ -49,7 +49,9 @@ class AAConv2d(nn.Module):
     share_heads: one pair of relative tables for all heads (the paper's text), or one a head.
     attention_bias: biases in the two 1x1 projections.
     init: "scaled" draws the tables with standard deviation (key_channels / num_heads) ** -0.5; "literal" reads the
-        paper's listing to the letter: that value is the mean, and the deviation is 1.
+        paper's listing to the letter: that value is the mean, and the deviation is 1. "unit" draws tables, queries and
+        keys so that the content, row and column part of a logit begin with a deviation of 1 each behind a ReLU; with
+        the others it is about 0.1, and attention begins as an average over the map.
     backend: of the attention, see attend_2d.
 
     A stride makes the attention work at the output resolution, on average-pooled input.
@@ -112,8 +114,8 @@ class AAConv2d(nn.Module):
         if downsample < 0:
             raise ValueError(f"downsample must be a bool or how often to halve the map, got downsample={downsample}")
         self.downsample, self.share_heads = int(downsample), share_heads
-        if init not in ("scaled", "literal"):
-            raise ValueError(f"init must be 'scaled' or 'literal', got init={init!r}")
+        if init not in ("scaled", "literal", "unit"):
+            raise ValueError(f"init must be 'scaled', 'literal' or 'unit', got init={init!r}")
         self.init = init
         self.backend = None if backend is None else known_backend(backend)
         self.position_name, self.position = position, make_position(position)
@@ -136,6 +138,7 @@ class AAConv2d(nn.Module):
             )
         dk, dv = self.key_channels, self.value_channels
         self.qkv = nn.Conv2d(in_channels + self.position.extra_channels, 2 * dk + dv, 1, bias=attention_bias, **factory)
+        self._draw_queries_and_keys()
         self.project = nn.Conv2d(dv, dv, 1, bias=attention_bias, **factory)
         self._make_tables(None if size is None else self._map_pair(self._tuple("size", size)), factory)
 
@@ -228,6 +231,7 @@ class AAConv2d(nn.Module):
         for module in (self.conv, self.qkv, self.project):
             if module is not None:
                 module.reset_parameters()
+        self._draw_queries_and_keys()
         self._draw_tables()
 
     def extra_repr(self) -> str:
@@ -307,9 +311,14 @@ class AAConv2d(nn.Module):
         shape = (2 * length - 1, self.key_channels // self.num_heads)
         return shape if self.share_heads else (self.num_heads, *shape)
 
+    def _draw_queries_and_keys(self) -> None:
+        if self.init == "unit":
+            with torch.no_grad():  # of a ReLU's output half the square is left
+                self.qkv.weight[: 2 * self.key_channels].normal_(std=(2 / self.qkv.in_channels) ** 0.5)
+
     def _draw_tables(self) -> None:
         scale = (self.key_channels // self.num_heads) ** -0.5
-        mean, std = (0.0, scale) if self.init == "scaled" else (scale, 1.0)
+        mean, std = {"scaled": (0.0, scale), "literal": (scale, 1.0), "unit": (0.0, 1.0)}[self.init]
         for table in (self.rel_h, self.rel_w):
             if table is not None and not is_lazy(table):
                 nn.init.normal_(table, mean, std)

@@ -189,7 +189,7 @@ def options_of(recipe: recipes.Recipe, changes: dict[str, Any]) -> list[str]:
             case bool():
                 words.append(option if value else option.replace("--", "--no-", 1))
             case list() | tuple():
-                words.append(" ".join([option, *map(str, value)]))
+                words.append(" ".join([option, *map(_written, value)]))
             case _:
                 words.append(f"{option} {_written(value)}")
     return words

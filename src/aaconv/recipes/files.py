@@ -101,7 +101,7 @@ def describe(hint: Any) -> str:
     if get_origin(hint) is Literal:
         return "one of " + ", ".join(map(str, get_args(hint)))
     if get_origin(hint) is tuple:
-        return "a list of numbers"
+        return f"a list of {'texts' if get_args(hint)[0] is str else 'numbers'}"
     words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
     return words.get(hint, "a mapping of names to values")
 

@@ -50,7 +50,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
             if field.name == "compile":
                 about |= {"nargs": "?", "const": "default"}
         elif get_origin(kind) is tuple:
-            about |= {"nargs": "*", "type": _reader(float), "metavar": "N"}
+            item = get_args(kind)[0]
+            about |= {"nargs": "*", "type": _reader(item), "metavar": "TEXT" if item is str else "N"}
         else:
             about |= {"type": _reader(hint), "metavar": "TEXT" if kind is str else "N"}
         group.add_argument(option, **about)
@@ -76,8 +77,7 @@ def given(chosen: argparse.Namespace) -> dict[str, Any]:
     """The fields that were given on the command line, by name; "model_options" are those of the network."""
     names = {field.name for field in fields(Recipe)} | {"model_options"}
     values = {name: value for name, value in vars(chosen).items() if name in names}
-    if "decay_epochs" in values:
-        values["decay_epochs"] = tuple(values["decay_epochs"])
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     if "model_options" in values:
         pairs = (text.partition("=") for text in values["model_options"])
         values["model_options"] = {name: parse_value(value) for name, _, value in pairs}

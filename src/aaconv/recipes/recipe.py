@@ -66,6 +66,9 @@ class Recipe:
     eps: float | None = None
     """What the optimiser adds to a denominator, where it has one; None: its own default."""
     weight_decay: float = 0.0
+    no_decay: tuple[str, ...] = ()
+    """Weights that do not decay, by name, * standing for anything: *.rel_? are the relative tables, *.qkv.weight makes
+    queries, keys and values."""
     clip_grad: float | None = None
     """The largest norm of the gradient."""
     accumulate: int = 1

@@ -1,5 +1,6 @@
 """The optimiser and the learning rate of a recipe, both timm's."""
 
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -18,8 +19,9 @@ def peak_rate(recipe: Recipe) -> float:
 
 
 def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
-    """timm's optimiser of that name; the weight decay holds for all weights, as in the paper."""
-    parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    """timm's optimiser of that name; the weight decay holds for all weights, as in the paper, but for `no_decay`."""
+    groups = _groups(recipe, model)
+    parameters = [parameter for group in groups for parameter in group["params"]]
     options: dict[str, Any] = {}
     if recipe.optimizer in ("momentum", "sgd") and parameters[0].is_cuda:
         # One kernel, and no look at the gradients by the host where they are scaled.
@@ -28,7 +30,7 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
         options["eps"] = recipe.eps
     try:
         optimizer = create_optimizer_v2(
-            parameters,
+            groups,
             opt=recipe.optimizer,
             lr=peak_rate(recipe),
             weight_decay=recipe.weight_decay,
@@ -42,6 +44,21 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
             # Where fp16 overflows in the very first step, fused SGD skips it and leaves the momentum uninitialised.
             optimizer.state[parameter]["momentum_buffer"] = torch.zeros_like(parameter)
     return optimizer
+
+
+def _groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
+    """The weights, and in a group of their own those that do not decay."""
+    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    kept = set()
+    for pattern in recipe.no_decay:
+        found = {name for name in named if fnmatchcase(name, pattern)}
+        if not found:
+            like = next(iter(named))
+            raise ValueError(f"no_decay: no weight of {recipe.model.name} is called {pattern!r}, as {like!r} is")
+        kept |= found
+    groups = [{"params": [parameter for name, parameter in named.items() if name not in kept]}]
+    groups += [{"params": [named[name] for name in named if name in kept], "weight_decay": 0.0}]
+    return [group for group in groups if group["params"]]
 
 
 def make_schedule(recipe: Recipe, optimizer: Optimizer, steps_per_epoch: int) -> Scheduler:
