@@ -165,6 +165,18 @@ def test_scratch_in_chunks_changes_nothing(monkeypatch):
 
 
 @interpreted
+@pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # of weights that are done again
+@pytest.mark.parametrize("heads", [1, 2, 3, 4, 6, 8])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_heads_packed_together(heads, dtype):
+    inputs = random_inputs(2, 3, 2, heads, 4, 3)
+    exact = output_and_gradients(eager.attend, inputs, torch.float64, heads, 4)
+    fused = output_and_gradients(triton_backend.attend, inputs, dtype, heads, 4)
+    for one, other in zip(fused, exact, strict=True):
+        assert (one.double() - other).norm() <= (1e-6 if dtype == torch.float32 else 3e-3) * other.norm()
+
+
+@interpreted
 @pytest.mark.parametrize("tables", ["shared", "per head"])
 def test_tables_gradients_summed_in_two_steps(tables, monkeypatch):
     inputs = random_inputs(6, 2, 3, 2, 4, 1, tables)

@@ -118,6 +118,23 @@ def test_many_rows_are_summed_in_two_steps(rows, chosen):
 
 
 @pytest.mark.parametrize(
+    ("shape", "together"),
+    [
+        ((128, 14, 14, 8, 20, 3), 4),
+        ((2, 7, 7, 8, 20, 6), 4),
+        ((2, 7, 7, 6, 20, 6), 2),  # heads of another image would not share its address
+        ((2, 7, 7, 3, 20, 6), 1),
+        ((2, 32, 32, 8, 20, 2), 1),
+    ],
+)
+def test_heads_of_small_maps_are_packed_together(shape, together):
+    chosen = plan(shape, torch.bfloat16)
+    assert chosen.together == chosen.constants["TOGETHER"] == together
+    line = chosen.tile("pack").queries // together
+    assert chosen.programs("pack") * line >= chosen.pixels
+
+
+@pytest.mark.parametrize(
     ("heads", "most", "programs", "chosen"),
     [
         (1024, 5000, 9, 1024),  # all at once

@@ -83,21 +83,24 @@ def load_line(
     STRIDE_B: tl.constexpr, STRIDE_P: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr,
     D_PAD: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr,
     PADDED: tl.constexpr, TABLES_PER_HEAD: tl.constexpr, RELATIVE: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_M: tl.constexpr,
+    BLOCK_M: tl.constexpr, TOGETHER: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_M queries of one image row (ROWS) or column, and what they are multiplied with. In a line all queries have
-    the same relative vectors for the same places, so that nothing needs to be skewed.
+    """Queries of one image row (ROWS) or column, of as many heads as go TOGETHER, and what they are multiplied with.
+    In a line all queries have the same relative vectors for the same places, so that nothing needs to be skewed.
 
-    Returns the queries [BLOCK_M, D_PAD], their pixels, which of them exist, and the factors [PADDED, D_PAD].
+    Returns the queries [BLOCK_M, D_PAD], which of the heads they are of, their pixels, which of them exist, and the
+    factors [PADDED, D_PAD].
     """
+    LINE: tl.constexpr = BLOCK_M // TOGETHER
     length: tl.constexpr = W if ROWS else H  # of a line
     side: tl.constexpr = H if ROWS else W  # how many lines there are, and so places across them
-    blocks: tl.constexpr = (length + BLOCK_M - 1) // BLOCK_M
+    blocks: tl.constexpr = (length + LINE - 1) // LINE
     line = number // blocks
-    along = number % blocks * BLOCK_M + tl.arange(0, BLOCK_M)
+    which = tl.arange(0, BLOCK_M) // LINE
+    along = number % blocks * LINE + tl.arange(0, BLOCK_M) % LINE
     pixel = line * W + along if ROWS else along * W + line
     there = along < tl.where(line < side, length, 0)  # there may be more programs than lines
-    q = load_pixels(qkv + image * STRIDE_B + head * D, pixel * STRIDE_P, there, D, D_PAD)
+    q = load_pixels(qkv + image * STRIDE_B + head * D, which * D + pixel * STRIDE_P, there, D, D_PAD)
 
     wide = tl.arange(0, PADDED)
     depth = tl.arange(0, D_PAD)[None, :]
@@ -112,7 +115,7 @@ def load_line(
     ).to(q.dtype)  # fmt: skip
     if ROWS:  # unit vectors bring the last channels of q to their places
         factors = tl.where((part < D - MAIN)[:, None] & (depth == (MAIN + part)[:, None]), 1.0, factors).to(q.dtype)
-    return q, pixel, there, factors
+    return q, which, pixel, there, factors
 
 
 @triton.jit(do_not_specialize=["first_image_head"])
@@ -124,34 +127,38 @@ def pack(
     GROUPS: tl.constexpr, COLUMNS: tl.constexpr, VALUES: tl.constexpr, KEY_COLS: tl.constexpr, STRIPS: tl.constexpr,
     TAILS_PADDED: tl.constexpr, COLUMNS_PADDED: tl.constexpr, TABLES_PER_HEAD: tl.constexpr, RELATIVE: tl.constexpr,
     OUTSIDE: tl.constexpr, KEY_SCALE: tl.constexpr, LOG_SUM: tl.constexpr, ONES: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, PROGRAMS: tl.constexpr,
+    BLOCK_M: tl.constexpr, TOGETHER: tl.constexpr, PROGRAMS: tl.constexpr,
 ):  # fmt: skip
     """The operands of the attention, see above. A program takes BLOCK_M queries of an image row, BLOCK_M queries of an
-    image column and a row of a strip of keys, all of one head, and loads them all before it stores anything: each hides
-    the latency of the others. So many PROGRAMS a head are enough for all three."""
+    image column and a row of a strip of keys, and loads them all before it stores anything: each hides the latency of
+    the others. So many PROGRAMS are enough for all three. The heads of an image that go TOGETHER share the relative
+    vectors: on a small map a line of one would be too short, and to prepare the vectors takes as long as the rest."""
     STRIDE: tl.constexpr = GROUPS * TAIL + COLUMNS
     ROWS: tl.constexpr = GROUPS * GROUP
-    local_image_head, image_head, image, head = find_head(tl.program_id(0) // PROGRAMS, first_image_head, HEADS)
+    first_of_these = tl.program_id(0) // PROGRAMS * TOGETHER
+    local_image_head, image_head, image, head = find_head(first_of_these, first_image_head, HEADS)
     number = tl.program_id(0) % PROGRAMS
 
-    q, pixel, there, factors = load_line(
+    q, which, pixel, there, factors = load_line(
         qkv, rel_h, image, head, number, STRIDE_B, STRIDE_P, H, W, D, D_PAD, MAIN, TAIL, ROWS_AT, GROUP,
-        TAILS_PADDED, TABLES_PER_HEAD, RELATIVE, True, BLOCK_M,
+        TAILS_PADDED, TABLES_PER_HEAD, RELATIVE, True, BLOCK_M, TOGETHER,
     )  # fmt: skip
     if RELATIVE:
-        q_down, pixel_down, there_down, factors_down = load_line(
+        q_down, _, pixel_down, there_down, factors_down = load_line(
             qkv, rel_w, image, head, number, STRIDE_B, STRIDE_P, H, W, D, D_PAD, MAIN, TAIL, ROWS_AT, GROUP,
-            COLUMNS_PADDED, TABLES_PER_HEAD, RELATIVE, False, BLOCK_M,
+            COLUMNS_PADDED, TABLES_PER_HEAD, RELATIVE, False, BLOCK_M, TOGETHER,
         )  # fmt: skip
     if LOG_SUM:
-        lse += image_head * (2 * H * W)
-        rest = -tl.load(lse + pixel, mask=there, other=0.0) - tl.load(lse + H * W + pixel, mask=there, other=0.0)
+        lse += image_head * (2 * H * W) + which * (2 * H * W) + pixel
+        rest = -tl.load(lse, mask=there, other=0.0) - tl.load(lse + H * W, mask=there, other=0.0)
+    of_key = tl.arange(0, TOGETHER * KEY_COLS) // KEY_COLS
+    column = tl.arange(0, TOGETHER * KEY_COLS) % KEY_COLS
     jy = number % ROWS
-    jx = number // ROWS * KEY_COLS + tl.arange(0, KEY_COLS)
+    jx = number // ROWS * KEY_COLS + column
     on_map = jx < tl.where(jy < H, W, 0)
     place = (jy * W + jx) * STRIDE_P
-    k = load_pixels(qkv + image * STRIDE_B + (HEADS + head) * D, place, on_map, D, KEY)
-    v = load_pixels(qkv + image * STRIDE_B + 2 * HEADS * D + head * DV, place, on_map, DV, VALUES)
+    k = load_pixels(qkv + image * STRIDE_B + (HEADS + head) * D, of_key * D + place, on_map, D, KEY)
+    v = load_pixels(qkv + image * STRIDE_B + 2 * HEADS * D + head * DV, of_key * DV + place, on_map, DV, VALUES)
 
     part = tl.arange(0, TAILS_PADDED) % TAIL
     packed = tl.dot(q, tl.trans(factors), input_precision=PRECISION)
@@ -163,13 +170,16 @@ def pack(
             packed = tl.where((part == D - MAIN + 1 + digits)[None, :], rounded[:, None], packed)
             rest -= rounded
     queries += local_image_head * (H * W * STRIDE)
+    pixel += which * (H * W)
     store_pixels(queries, pixel * STRIDE, there, packed, GROUPS * TAIL, TAILS_PADDED)
     if RELATIVE:
         packed = tl.dot(q_down, tl.trans(factors_down), input_precision=PRECISION) * KEY_SCALE
+        pixel_down += which * (H * W)
         store_pixels(queries + GROUPS * TAIL, pixel_down * STRIDE, there_down, packed, COLUMNS, COLUMNS_PADDED)
 
-    slot = number * KEY_COLS + tl.arange(0, KEY_COLS)
+    slot = number * KEY_COLS + column
     exists = slot < STRIPS * ROWS * KEY_COLS
+    slot += of_key * (STRIPS * ROWS * KEY_COLS)
     depth = tl.arange(0, KEY)[None, :]
     k = tl.where(depth == D, tl.where(on_map, 0.0, 1.0)[:, None], k.to(tl.float32) * KEY_SCALE)
     k = tl.where((depth > D) & (depth <= D + 3), 1.0, k)

@@ -58,6 +58,8 @@ class Traits(NamedTuple):
 def pack_tile(of: Traits) -> Tile:
     if of.itemsize == 4:
         return Tile(16, 0, 1 if of.channels <= FEW_CHANNELS else 2, 1)
+    if of.pixels <= 256 and of.table <= SMALL_TABLE and of.channels <= MOST_CHANNELS:  # for several heads
+        return Tile(32, 0, 1, 1) if of.pixels <= 64 else Tile(64, 0, 2, 1)
     if 256 < of.pixels <= 1024:
         return Tile(32, 0, 1, 1)
     return Tile(32, 0, 2, 1) if 2048 < of.pixels <= 4096 else Tile(16, 0, 1, 1)
@@ -178,6 +180,10 @@ class Plan:
         room = max(int(SCRATCH * elements), SMALL_SCRATCH // dtype.itemsize)
         longest = self.programs("attend_backward_keys" if backward else "attend_forward")
         self.heads_at_a_time = heads_at_a_time(self.image_heads, max(1, room // max(1, of_a_head)), longest)
+        # Heads whose lines fill a tile of `pack`, all of one image and one launch; with tables of their own each alone.
+        fitting = max(1, self.tile("pack").queries // power_of_two(max(self.height, self.width)))
+        self.together = 1 if table_dimensions == 3 else math.gcd(fitting, num_heads, self.heads_at_a_time)
+        sizes["TOGETHER"] = self.together
         # So do the partial sums of the tables' gradient: together they are at most twice as many numbers as the input.
         fitting = 2 * elements // max(1, self.image_heads * self.length * depth)
         steps = ceil_div(self.pixels, self.tile("relative_backward").queries)
@@ -209,7 +215,8 @@ class Plan:
             return
         from . import triton_kernels
 
-        kernel, grid = getattr(triton_kernels, name), (heads * self.programs(name), 1, 1)
+        at_once = self.together if name == "pack" else 1
+        kernel, grid = getattr(triton_kernels, name), (heads // at_once * self.programs(name), 1, 1)
         chosen = self.launch_constants(name, kernel.arg_names)
         compiled = kernel[grid](*arguments, **chosen)
         if not INTERPRETED:
@@ -226,10 +233,11 @@ class Plan:
         return chosen | options | ({} if tile.registers is None else {"maxnreg": tile.registers})
 
     def programs(self, kernel: str) -> int:
-        """How many programs of a kernel one image-head has."""
+        """How many programs of a kernel one image-head has; of `pack` as many heads as go together."""
         sizes, tile = self.constants, self.tile(kernel)
         if kernel == "pack":
-            rows, columns = ceil_div(self.width, tile.queries), ceil_div(self.height, tile.queries)
+            line = tile.queries // self.together
+            rows, columns = ceil_div(self.width, line), ceil_div(self.height, line)
             return max(self.height * rows, self.width * columns, sizes["STRIPS"] * sizes["GROUPS"] * GROUP)
         if kernel == "relative_backward":
             return self.splits
