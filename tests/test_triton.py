@@ -164,6 +164,30 @@ def test_scratch_in_chunks_changes_nothing(monkeypatch):
     assert all(torch.equal(a, b) for a, b in zip(whole, chunked, strict=True))
 
 
+class FromZero(triton_plan.Plan):
+    """Takes nothing off the logits, as bfloat16 does, which the interpreter does not have."""
+
+    def __init__(self, *kind):
+        super().__init__(*kind)
+        self.constants |= {"FIRST_KEYS": False, "SMALLEST_SUM": 1e-3}
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of weights that are done again
+@pytest.mark.parametrize("shift", [0, -40, 40])
+def test_logits_that_nothing_is_taken_off(shift, monkeypatch):
+    """Sums that are too small or too large are done again."""
+    monkeypatch.setattr(triton_backend, "plan_for", FromZero)
+    qkv, *rest = random_inputs(1, 5, 6, 2, 20, 3)
+    qkv[..., :80] *= 0.3
+    qkv[..., :40] += abs(shift) ** 0.5 * 20**-0.25
+    qkv[..., 40:80] += (shift > 0 or -1) * abs(shift) ** 0.5 * 20**-0.25
+    exact = output_and_gradients(eager.attend, (qkv, *rest), torch.float64, 2, 20)
+    fused = output_and_gradients(triton_backend.attend, (qkv, *rest), torch.float16, 2, 20)
+    for one, other in zip(fused, exact, strict=True):
+        assert (one.double() - other).norm() <= 0.02 * other.norm()
+
+
 @interpreted
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")  # of weights that are done again
 @pytest.mark.parametrize("heads", [1, 2, 3, 4, 6, 8])

@@ -50,7 +50,7 @@ def mix_values(
     GROUPS: tl.constexpr, STRIDE: tl.constexpr, ROWS: tl.constexpr, STRIPS: tl.constexpr, VALUES: tl.constexpr,
     ONES: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
     WHOLE: tl.constexpr, BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr, DV_PAD: tl.constexpr,
-    ONLINE: tl.constexpr,
+    FIRST_KEYS: tl.constexpr, ONLINE: tl.constexpr,
 ):  # fmt: skip
     """[BLOCK_M, DV_PAD]: the values under weights exp2(logit - peak), not yet divided by their sum, that sum, the peak.
     ONLINE follows the largest logit from tile to tile, which is always safe and takes twice the instructions."""
@@ -62,7 +62,7 @@ def mix_values(
             queries + GROUPS * TAIL + strip * KEY_COLS, pixel, inside,
             STRIDE, BLOCK_M, KEY_ROWS, KEY_COLS, WHOLE, RELATIVE,
         )  # fmt: skip
-        if not ONLINE:
+        if FIRST_KEYS and not ONLINE:
             columns -= peak[:, None]
         for y0 in range(0, H, KEY_ROWS):
             first = (strip * ROWS + y0) * KEY_COLS
@@ -94,14 +94,15 @@ def attend_forward(
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     MAIN: tl.constexpr, TAIL: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr, COLUMNS: tl.constexpr,
     VALUES: tl.constexpr, ONES: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr,
-    PRECISION: tl.constexpr, LARGEST_SUM: tl.constexpr, BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr,
-    KEY_COLS: tl.constexpr, DV_PAD: tl.constexpr,
+    PRECISION: tl.constexpr, FIRST_KEYS: tl.constexpr, SMALLEST_SUM: tl.constexpr, LARGEST_SUM: tl.constexpr,
+    BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr, DV_PAD: tl.constexpr,
 ):  # fmt: skip
-    """One program an (image, head, query tile). lse is [image_heads, 2, H W]: a logit near the largest and the
+    """One program an (image, head, query tile). lse is [image_heads, 2, H W]: what is taken off the logits and the
     logarithm of the sum over that, both in base 2.
 
-    Softmax is the same whatever is taken off the logits, as long as nothing overflows. So the largest logit of the
-    first keys will do, and it is in the products from the start; a sum that comes out too large is done again, online.
+    Softmax is the same whatever is taken off the logits, as long as nothing overflows or vanishes. In bfloat16, which
+    has float32's range, that is nothing at all. float16 has not: with FIRST_KEYS the largest logit of the first keys is
+    taken off, in the products from the start. A sum that comes out too large or too small is done again, online.
     Not in float32, where what is left of a logit should be small, so that no digit of it is lost: online at once.
     """
     PIXELS: tl.constexpr = H * W
@@ -117,28 +118,32 @@ def attend_forward(
     queries += local_image_head * (PIXELS * STRIDE)
     keys += local_image_head * (STRIPS * ROWS * KEY_COLS * (MAIN + TAIL))
     values += local_image_head * (STRIPS * ROWS * KEY_COLS * VALUES)
-    q_tail = load_rows(queries, pixel, inside, STRIDE, TAIL, WHOLE)
-    q = q_tail
+    q = pixel  # unused
     if MAIN > 0:
-        q_base = qkv + image * STRIDE_B + head * D
-        q = load_pixels(q_base, pixel * STRIDE_P, inside, D, MAIN)
+        q = load_pixels(qkv + image * STRIDE_B + head * D, pixel * STRIDE_P, inside, D, MAIN)
 
-    k_tail, k = load_tile(keys, 0, KEY_COLS, MAIN, TAIL)
-    s = load_columns(queries + GROUPS * TAIL, pixel, inside, STRIDE, BLOCK_M, 1, KEY_COLS, WHOLE, RELATIVE)
-    s = add_product(s, q_tail, tl.trans(k_tail), PRECISION, EXACT)
-    if MAIN > 0:
-        s = add_product(s, q, tl.trans(k), PRECISION, EXACT)
-    peak = tl.max(s, 1) * SCALE
+    if FIRST_KEYS:
+        q_tail = load_rows(queries, pixel, inside, STRIDE, TAIL, WHOLE)
+        k_tail, k = load_tile(keys, 0, KEY_COLS, MAIN, TAIL)
+        s = load_columns(queries + GROUPS * TAIL, pixel, inside, STRIDE, BLOCK_M, 1, KEY_COLS, WHOLE, RELATIVE)
+        s = add_product(s, q_tail, tl.trans(k_tail), PRECISION, EXACT)
+        if MAIN > 0:
+            s = add_product(s, q, tl.trans(k), PRECISION, EXACT)
+        peak = tl.max(s, 1)
+    else:
+        peak = tl.full([BLOCK_M], float("-inf") if EXACT else 0.0, tl.float32)
     mixed, total, peak = mix_values(
         q, queries, keys, values, pixel, inside, peak, H, DV, MAIN, TAIL, GROUP, GROUPS, STRIDE, ROWS, STRIPS, VALUES,
-        ONES, RELATIVE, SCALE, EXACT, PRECISION, WHOLE, BLOCK_M, KEY_ROWS, KEY_COLS, DV_PAD, EXACT,
+        ONES, RELATIVE, SCALE, EXACT, PRECISION, WHOLE, BLOCK_M, KEY_ROWS, KEY_COLS, DV_PAD, FIRST_KEYS, EXACT,
     )  # fmt: skip
-    if not EXACT:  # noqa: SIM102  known when it is compiled
-        if tl.max(tl.where(total < LARGEST_SUM, 0, 1), 0) > 0:  # also if it is not a number
+    if not EXACT:
+        well = (total > SMALLEST_SUM) & (total < LARGEST_SUM)
+        if tl.min(well.to(tl.int32), 0) == 0:  # also if it is not a number
             peak = tl.full([BLOCK_M], float("-inf"), tl.float32)
             mixed, total, peak = mix_values(
                 q, queries, keys, values, pixel, inside, peak, H, DV, MAIN, TAIL, GROUP, GROUPS, STRIDE, ROWS, STRIPS,
-                VALUES, ONES, RELATIVE, SCALE, EXACT, PRECISION, WHOLE, BLOCK_M, KEY_ROWS, KEY_COLS, DV_PAD, True,
+                VALUES, ONES, RELATIVE, SCALE, EXACT, PRECISION, WHOLE, BLOCK_M, KEY_ROWS, KEY_COLS, DV_PAD,
+                False, True,
             )  # fmt: skip
 
     out_base = out + image * (PIXELS * HEADS * DV) + head * DV

@@ -157,7 +157,10 @@ class Plan:
             "TABLES_PER_HEAD": table_dimensions == 3,
             # Finite, because the products spread it with zeros: far below any logit, within the dtype.
             "OUTSIDE": -60000.0 if dtype == torch.float16 else -1e30,
-            # Of the weights, in the forward: a sum above it is done again. No weight below it overflows the dtype.
+            # Of the weights, in the forward: a sum beyond them is done again. No weight below overflows the dtype; with
+            # the largest logit of the first keys taken off, the sum is at least 1.
+            "FIRST_KEYS": dtype == torch.float16,
+            "SMALLEST_SUM": 0.5 if dtype == torch.float16 else 1e-30,
             "LARGEST_SUM": 60000.0 if dtype == torch.float16 else 1e30,
             # In half precision the keys bring the factor of the exponent; in float32 it would cost them a digit.
             "KEY_SCALE": 1.0 if exact else scale,
