@@ -204,6 +204,11 @@ def test_a_command_that_is_printed_gives_the_recipe_again(tmp_path):
     assert recipes.override(recipes.get(name), given(chosen)) == wanted
 
 
+def test_an_option_of_a_list_may_be_given_twice():
+    words = ["train", "demo-aa", "--no-decay", "*.rel_h", "--no-decay", "*.rel_w", "*.qkv.weight"]
+    assert given(_command_line().parse_args(words))["no_decay"] == ("*.rel_h", "*.rel_w", "*.qkv.weight")
+
+
 def test_words_of_a_command_are_quoted():
     recipe = recipes.get("demo-aa")
     assert results.options_of(recipe, {"data": "folder/my photos", "ema": None}) == [

@@ -124,6 +124,7 @@ def test_many_rows_are_summed_in_two_steps(rows, chosen):
         ((2, 7, 7, 8, 20, 6), 4),
         ((2, 7, 7, 6, 20, 6), 2),  # heads of another image would not share its address
         ((2, 7, 7, 3, 20, 6), 1),
+        ((2, 1, 1, 32, 20, 6), 8),
         ((2, 32, 32, 8, 20, 2), 1),
     ],
 )

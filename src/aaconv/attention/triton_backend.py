@@ -105,7 +105,9 @@ def _backward(
                 plan.launch("relative_backward", heads, qkv, *tables, grad_qkv, partial, grad_logits, first)
             plan.launch("attend_backward_keys", heads, qkv, *operands, lse, grad_qkv, grads, first)
     if rel_h is not None:
-        rows = partial.sum(2) if rel_h.dim() == 3 else partial.flatten(0, 2)
+        rows = partial.flatten(0, 2)
+        if rel_h.dim() == 3:
+            rows = partial.sum(2) if plan.splits > 1 else partial.squeeze(2)
         torch.sum(rows.unflatten(0, plan.sum_in).sum(0) if plan.sum_in else rows, 0, out=grad_tables)
     return grad_qkv, grad_tables
 

@@ -21,6 +21,8 @@ FEW_CHANNELS, MOST_CHANNELS = 48, 112
 values of 8, and of 32 with values of 32."""
 SMALL_TABLE = 2048
 """Numbers of the tables' gradient that one warp, or two with 128 registers a thread, have room for: up to 16 x 16."""
+MOST_TOGETHER = 8
+"""Heads of a small map that one program packs."""
 SUMMED_AT_ONCE = 255
 """Rows. To sum more, torch's reduction shares a result among blocks, with scratch of 512 bytes a number and block: 80
 MiB for the tables of 128 x 128."""
@@ -53,13 +55,18 @@ class Traits(NamedTuple):
     itemsize: int
     table: int
     """Numbers of the tables' gradient that a program of `relative_backward` holds in registers."""
+    line: int
+    """The power of two that a row and a column of the map fit into."""
+    mates: int
+    """Heads that `pack` may take together."""
 
 
 def pack_tile(of: Traits) -> Tile:
     if of.itemsize == 4:
         return Tile(16, 0, 1 if of.channels <= FEW_CHANNELS else 2, 1)
-    if of.pixels <= 256 and of.table <= SMALL_TABLE and of.channels <= MOST_CHANNELS:  # for several heads
-        return Tile(32, 0, 1, 1) if of.pixels <= 64 else Tile(64, 0, 2, 1)
+    if of.line <= 16 and of.channels <= MOST_CHANNELS:
+        queries = max(16, min(32 if of.line <= 8 else 64, of.line * of.mates))
+        return Tile(queries, 0, 2 if queries == 64 else 1, 1)
     if 256 < of.pixels <= 1024:
         return Tile(32, 0, 1, 1)
     return Tile(32, 0, 2, 1) if 2048 < of.pixels <= 4096 else Tile(16, 0, 1, 1)
@@ -157,11 +164,11 @@ class Plan:
             "TABLES_PER_HEAD": table_dimensions == 3,
             # Finite, because the products spread it with zeros: far below any logit, within the dtype.
             "OUTSIDE": -60000.0 if dtype == torch.float16 else -1e30,
-            # Of the weights, in the forward: a sum beyond them is done again. No weight below overflows the dtype; with
-            # the largest logit of the first keys taken off, the sum is at least 1.
+            # Of the weights, in the forward: a sum beyond them is done again. No weight below overflows the dtype, nor
+            # what it does to a value; with the largest logit of the first keys taken off, the sum is at least 1.
             "FIRST_KEYS": dtype == torch.float16,
-            "SMALLEST_SUM": 0.5 if dtype == torch.float16 else 1e-30,
-            "LARGEST_SUM": 60000.0 if dtype == torch.float16 else 1e30,
+            "SMALLEST_SUM": 0.5 if dtype == torch.float16 else 1e-20,
+            "LARGEST_SUM": 60000.0 if dtype == torch.float16 else 1e20,
             # In half precision the keys bring the factor of the exponent; in float32 it would cost them a digit.
             "KEY_SCALE": 1.0 if exact else scale,
             "SCALE": scale if exact else 1.0,
@@ -171,7 +178,9 @@ class Plan:
             "PRECISION": "ieee" if exact and full_precision else "tf32",
         }
         channels = sizes["MAIN"] + sizes["TAIL"] + sizes["DV_PAD"]
-        self.traits = Traits(self.pixels, channels, dtype.itemsize, sizes["OFFSETS"] * sizes["D_PAD"])
+        line = power_of_two(max(self.height, self.width))
+        mates = 1 if table_dimensions == 3 else math.gcd(MOST_TOGETHER, num_heads)  # they share the tables
+        self.traits = Traits(self.pixels, channels, dtype.itemsize, sizes["OFFSETS"] * sizes["D_PAD"], line, mates)
         # Of one head, in elements: what `pack` writes, and what the queries' kernel leaves to the others.
         query, slots = sizes["GROUPS"] * sizes["TAIL"] + sizes["COLUMNS"], sizes["ALL_SLOTS"]
         self.operand_sizes = self.pixels * query, slots * (sizes["MAIN"] + sizes["TAIL"]), slots * sizes["VALUES"]
@@ -183,9 +192,8 @@ class Plan:
         room = max(int(SCRATCH * elements), SMALL_SCRATCH // dtype.itemsize)
         longest = self.programs("attend_backward_keys" if backward else "attend_forward")
         self.heads_at_a_time = heads_at_a_time(self.image_heads, max(1, room // max(1, of_a_head)), longest)
-        # Heads whose lines fill a tile of `pack`, all of one image and one launch; with tables of their own each alone.
-        fitting = max(1, self.tile("pack").queries // power_of_two(max(self.height, self.width)))
-        self.together = 1 if table_dimensions == 3 else math.gcd(fitting, num_heads, self.heads_at_a_time)
+        # Heads whose lines fill a tile of `pack`, all of one image and one launch.
+        self.together = math.gcd(max(1, self.tile("pack").queries // line), mates, self.heads_at_a_time)
         sizes["TOGETHER"] = self.together
         # So do the partial sums of the tables' gradient: together they are at most twice as many numbers as the input.
         fitting = 2 * elements // max(1, self.image_heads * self.length * depth)

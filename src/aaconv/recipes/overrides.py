@@ -51,7 +51,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                 about |= {"nargs": "?", "const": "default"}
         elif get_origin(kind) is tuple:
             item = get_args(kind)[0]
-            about |= {"nargs": "*", "type": _reader(item), "metavar": "TEXT" if item is str else "N"}
+            about |= {"nargs": "*", "action": "extend", "type": _reader(item)}
+            about["metavar"] = "TEXT" if item is str else "N"
         else:
             about |= {"type": _reader(hint), "metavar": "TEXT" if kind is str else "N"}
         group.add_argument(option, **about)
