@@ -51,7 +51,7 @@ class AAConv2d(nn.Module):
     init: "scaled" draws the tables with standard deviation (key_channels / num_heads) ** -0.5; "literal" reads the
         paper's listing to the letter: that value is the mean, and the deviation is 1. "unit" draws tables, queries and
         keys so that the content, row and column part of a logit begin with a deviation of 1 each behind a ReLU; with
-        the others it is about 0.1, and attention begins as an average over the map.
+        "scaled" it is about 0.1, and attention begins as an average over the map.
     backend: of the attention, see attend_2d.
 
     A stride makes the attention work at the output resolution, on average-pooled input.
