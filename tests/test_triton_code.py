@@ -43,8 +43,14 @@ def code(name, shape, dtype):
     return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
 
 
+@pytest.fixture(autouse=True)
+def on_a_hopper_gpu(monkeypatch):
+    monkeypatch.setattr(triton_plan, "launches_overlap", lambda: True)
+
+
 PLAN = ((2, 45, 86), (3870, 86, 1), torch.bfloat16, 2, torch.float32, 5, 2, 40)  # 5 x 9, two heads of 20 and 3
 KERNELS = list(triton_plan.TILES)
+DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 SHAPES = [(2, 14, 14, 8, 20, 3), (2, 32, 32, 8, 20, 2), (2, 14, 14, 8, 32, 32)]
 
 
@@ -58,8 +64,23 @@ def test_no_kernel_uses_wgmma(kernel, shape):
     assert "wgmma" not in assembly
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernels_follow_each_other_closely_where_the_gpu_can(kernel, overlap, monkeypatch):
+    """A kernel without `launch_pdl` waits for all before it, one with it waits by itself. Who lets the next begin has
+    waited before that: the next but one counts on it. `pack` has nothing to wait for, the last ones none to let in."""
+    monkeypatch.setattr(triton_plan, "launches_overlap", lambda: overlap)
+    options = plan(SHAPES[0], torch.bfloat16).launch_constants(kernel, [])
+    assert options.get("launch_pdl", False) == (overlap and kernel != "pack")
+    commands = re.findall(r"griddepcontrol\.(\w+)", code(kernel, SHAPES[0], torch.bfloat16)["ptx"])
+    expected = [] if kernel == "pack" else ["wait"]
+    if kernel not in ("attend_forward", "relative_backward"):
+        expected.append("launch_dependents")
+    assert commands == (expected if overlap else [])
+
+
 ELONGATED = [(2, height, width, 8, 20, 3) for height, width in [(3, 67), (12, 80), (8, 128), (1, 64), (20, 20)]]
-DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
 @pytest.mark.skipif(not DISASSEMBLER.exists(), reason="triton came without cuobjdump")

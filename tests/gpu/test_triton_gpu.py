@@ -9,7 +9,7 @@ import pytest
 import torch
 from fused_laws import assert_as_good_as_eager, output_and_gradients, poisoned_buffers  # noqa: F401
 
-from aaconv.attention import eager, triton_backend
+from aaconv.attention import eager, triton_backend, triton_plan
 from aaconv.data import shapes
 from aaconv.models import create_model
 
@@ -88,6 +88,33 @@ def test_every_run_gives_the_same_bits(shape):
     for _ in range(5):
         again = output_and_gradients(triton_backend.attend, inputs, torch.bfloat16, 8, 20)
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize("side", [7, 14, 32, 40, 128])
+@pytest.mark.parametrize("tables", ["shared", "none"])
+def test_kernels_that_overlap_give_the_same_bits(side, tables, monkeypatch):
+    """In a graph they follow each other without a pause. Who reads too early reads the poison, which is there anew."""
+    batch = {7: 128, 14: 64, 32: 16, 40: 8, 128: 1}[side]
+    inputs = random_inputs(batch, side, side, 8, 20, 3, tables)
+    qkv, rel_h, rel_w, grad = [None if tensor is None else tensor.bfloat16() for tensor in inputs]
+
+    def run():
+        arguments, sizes = (qkv.flatten(1, 2), rel_h, rel_w), (side, 8, 160)
+        out, lse = triton_backend.attend_forward(*arguments, *sizes)
+        return out, *triton_backend.attend_backward(grad.flatten(1, 2), *arguments, out, lse, *sizes)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(triton_plan, "launches_overlap", lambda: False)
+        triton_backend.plan_for.cache_clear()
+        expected = run()
+    triton_backend.plan_for.cache_clear()
+    run()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        results = run()
+    for _ in range(50):
+        graph.replay()
+        assert all(torch.equal(a, b) for a, b in zip(expected, results, strict=True))
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own

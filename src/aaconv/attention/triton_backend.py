@@ -101,9 +101,9 @@ def _backward(
             plan.launch("pack", heads, qkv, *tables, *operands, lse, first)
             arguments = qkv, *operands, out, lse, grad_out, grad_qkv, grads, grad_logits, first
             plan.launch("attend_backward_queries", heads, *arguments)
+            plan.launch("attend_backward_keys", heads, qkv, *operands, lse, grad_qkv, grads, first)
             if plan.length:
                 plan.launch("relative_backward", heads, qkv, *tables, grad_qkv, partial, grad_logits, first)
-            plan.launch("attend_backward_keys", heads, qkv, *operands, lse, grad_qkv, grads, first)
     if rel_h is not None:
         rows = partial.flatten(0, 2)
         if rel_h.dim() == 3:

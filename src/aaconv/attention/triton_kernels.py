@@ -12,6 +12,7 @@ import triton.language as tl
 
 from .triton_pack import (  # noqa: F401  pack: so that all kernels are found here
     find_head,
+    let_the_next_begin,
     load_columns,
     load_pixels,
     load_rows,
@@ -19,6 +20,7 @@ from .triton_pack import (  # noqa: F401  pack: so that all kernels are found he
     load_tile,
     pack,
     store_pixels,
+    wait_for_the_last,
 )
 
 LN2 = tl.constexpr(0.6931471805599453)
@@ -96,6 +98,7 @@ def attend_forward(
     VALUES: tl.constexpr, ONES: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr, EXACT: tl.constexpr,
     PRECISION: tl.constexpr, FIRST_KEYS: tl.constexpr, SMALLEST_SUM: tl.constexpr, LARGEST_SUM: tl.constexpr,
     BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr, DV_PAD: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """One program an (image, head, query tile). lse is [image_heads, 2, H W]: what is taken off the logits and the
     logarithm of the sum over that, both in base 2.
@@ -122,6 +125,7 @@ def attend_forward(
     if MAIN > 0:
         q = load_pixels(qkv + image * STRIDE_B + head * D, pixel * STRIDE_P, inside, D, MAIN)
 
+    wait_for_the_last(OVERLAP)  # for `pack`
     if FIRST_KEYS:
         q_tail = load_rows(queries, pixel, inside, STRIDE, TAIL, WHOLE)
         k_tail, k = load_tile(keys, 0, KEY_COLS, MAIN, TAIL)
@@ -162,7 +166,7 @@ def attend_backward_queries(
     MAIN: tl.constexpr, TAIL: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr, GROUPS: tl.constexpr,
     COLUMNS: tl.constexpr, VALUES: tl.constexpr, ONES: tl.constexpr, DELTAS: tl.constexpr, RELATIVE: tl.constexpr,
     SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr, BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr,
-    KEY_COLS: tl.constexpr,
+    KEY_COLS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Gradients of the queries, without the relative part, and of their relative logits in grad_logits
     [heads in this launch, H W, COLUMNS + STRIPS * ROWS], the rows' in one part a strip. One program an (image, head,
@@ -212,6 +216,8 @@ def attend_backward_queries(
         q_base = qkv + image * STRIDE_B + head * D
         q = load_pixels(q_base, pixel * STRIDE_P, inside, D, MAIN)
         main_grad = tl.zeros([BLOCK_M, MAIN], tl.float32)
+    wait_for_the_last(OVERLAP)  # for `pack`
+    let_the_next_begin(OVERLAP)
     for strip in range(STRIPS):
         columns = load_columns(
             queries + GROUPS * TAIL + strip * KEY_COLS, pixel, inside,
@@ -268,7 +274,7 @@ def relative_backward(
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr,
     D_PAD: tl.constexpr, GROUP: tl.constexpr, COLUMNS: tl.constexpr, PLACES: tl.constexpr, OFFSETS: tl.constexpr,
     TABLES_PER_HEAD: tl.constexpr, LOGIT_SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
-    STRIPS: tl.constexpr, BLOCK_M: tl.constexpr, SPLITS: tl.constexpr,
+    STRIPS: tl.constexpr, BLOCK_M: tl.constexpr, SPLITS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """grad_logits into the gradients of the queries (added to what is there) and of the tables. One program an
     (image, head, split): it walks over its query tiles and owns its slice of grad_tables
@@ -313,6 +319,8 @@ def relative_backward(
         store_pixels(base, offset * D, offset < LENGTH, grad_vectors * LOGIT_SCALE, D, D_PAD)
         if LENGTH > OFFSETS:
             tl.debug_barrier()  # the next offsets are added to what other threads have stored
+    # It needs nothing of the keys' kernel, and runs beside it; but who waits for this one means them both.
+    wait_for_the_last(OVERLAP)
 
 
 @triton.jit(do_not_specialize=["first_image_head"])
@@ -324,6 +332,7 @@ def attend_backward_keys(
     VALUES: tl.constexpr, ONES: tl.constexpr, DELTAS: tl.constexpr, RELATIVE: tl.constexpr, SCALE: tl.constexpr,
     LOGIT_SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
     BLOCK_M: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr, DV_PAD: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """Gradients of keys and values. One program an (image, head, key tile); logits are [slots, queries] here."""
     SLOTS: tl.constexpr = KEY_ROWS * KEY_COLS
@@ -339,6 +348,8 @@ def attend_backward_keys(
     number = tl.program_id(0) // (tiles_y * STRIPS)
     local_image_head, image_head, image, head = find_head(number, first_image_head, HEADS)
 
+    wait_for_the_last(OVERLAP)  # for the queries' kernel
+    let_the_next_begin(OVERLAP)  # only now: `relative_backward` counts on the queries' kernel having ended
     slot = tl.arange(0, SLOTS)
     first = (local_image_head * STRIPS + strip) * (ROWS * KEY_COLS) + y0 * KEY_COLS
     keys += first * (MAIN + TAIL)

@@ -17,6 +17,21 @@ of 16 bits hold it as float32 does.
 
 import triton
 import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+
+@triton.jit
+def let_the_next_begin(OVERLAP: tl.constexpr):
+    """Programs of the next kernel may take the places that this one's leave free."""
+    if OVERLAP:
+        gdc_launch_dependents()
+
+
+@triton.jit
+def wait_for_the_last(OVERLAP: tl.constexpr):
+    """Until the kernel before this one has ended, and what it wrote can be read."""
+    if OVERLAP:
+        gdc_wait()
 
 
 @triton.jit
@@ -127,7 +142,7 @@ def pack(
     GROUPS: tl.constexpr, COLUMNS: tl.constexpr, VALUES: tl.constexpr, KEY_COLS: tl.constexpr, STRIPS: tl.constexpr,
     TAILS_PADDED: tl.constexpr, COLUMNS_PADDED: tl.constexpr, TABLES_PER_HEAD: tl.constexpr, RELATIVE: tl.constexpr,
     OUTSIDE: tl.constexpr, KEY_SCALE: tl.constexpr, LOG_SUM: tl.constexpr, ONES: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, TOGETHER: tl.constexpr, PROGRAMS: tl.constexpr,
+    BLOCK_M: tl.constexpr, TOGETHER: tl.constexpr, PROGRAMS: tl.constexpr, OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The operands of the attention, see above. A program takes BLOCK_M queries of an image row, BLOCK_M queries of an
     image column and a row of a strip of keys, and loads them all before it stores anything: each hides the latency of
@@ -135,6 +150,7 @@ def pack(
     vectors: on a small map a line of one would be too short, and to prepare the vectors takes as long as the rest."""
     STRIDE: tl.constexpr = GROUPS * TAIL + COLUMNS
     ROWS: tl.constexpr = GROUPS * GROUP
+    let_the_next_begin(OVERLAP)
     first_of_these = tl.program_id(0) // PROGRAMS * TOGETHER
     local_image_head, image_head, image, head = find_head(first_of_these, first_image_head, HEADS)
     number = tl.program_id(0) % PROGRAMS

@@ -237,10 +237,14 @@ class Plan:
         """What a kernel is specialised by, of the names it knows, and triton's options."""
         tile = self.tile(name)
         rows, programs = tile.keys // self.constants["KEY_COLS"], self.programs(name)
+        overlap = launches_overlap()
         constants = self.constants | {"BLOCK_M": tile.queries, "KEY_ROWS": rows, "PROGRAMS": programs}
+        constants["OVERLAP"] = overlap
         chosen = {constant: constants[constant] for constant in known if constant in constants}
         # enable_fp_fusion: in float32 the scale and the largest logit enter an exponential in one instruction
         options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
+        if overlap and name != "pack":  # that waits for whatever comes before
+            options["launch_pdl"] = True
         return chosen | options | ({} if tile.registers is None else {"maxnreg": tile.registers})
 
     def programs(self, kernel: str) -> int:
@@ -263,6 +267,11 @@ class Plan:
             return tile
         columns = self.constants["KEY_COLS"]
         return tile._replace(keys=min(max(tile.keys, columns), columns * GROUP))
+
+
+def launches_overlap() -> bool:
+    """Whether programs of a kernel may begin before the kernel that it follows has ended: on GPUs from Hopper on."""
+    return not INTERPRETED and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
 
 
 plan_for = functools.lru_cache(maxsize=1024)(Plan)
