@@ -142,11 +142,12 @@ def test_many_rows_are_summed_in_two_steps(rows, chosen):
     ("shape", "together"),
     [
         ((128, 14, 14, 8, 20, 3), 4),
-        ((2, 7, 7, 8, 20, 6), 4),
+        ((2, 7, 7, 8, 20, 6), 8),
         ((2, 7, 7, 6, 20, 6), 2),  # heads of another image would not share its address
         ((2, 7, 7, 3, 20, 6), 1),
         ((2, 1, 1, 32, 20, 6), 8),
-        ((2, 32, 32, 8, 20, 2), 1),
+        ((2, 32, 32, 8, 20, 2), 2),
+        ((2, 40, 40, 8, 20, 3), 1),
     ],
 )
 def test_heads_of_small_maps_are_packed_together(shape, together):

@@ -65,10 +65,10 @@ def pack_tile(of: Traits) -> Tile:
     if of.itemsize == 4:
         return Tile(16, 0, 1 if of.channels <= FEW_CHANNELS else 2, 1)
     if of.line <= 16 and of.channels <= MOST_CHANNELS:
-        queries = max(16, min(32 if of.line <= 8 else 64, of.line * of.mates))
+        queries = max(16, min(64, of.line * of.mates))
         return Tile(queries, 0, 2 if queries == 64 else 1, 1)
     if 256 < of.pixels <= 1024:
-        return Tile(32, 0, 1, 1)
+        return Tile(64 if of.channels <= FEW_CHANNELS else 32, 0, 1, 1)
     return Tile(32, 0, 2, 1) if 2048 < of.pixels <= 4096 else Tile(16, 0, 1, 1)
 
 
@@ -166,7 +166,8 @@ class Plan:
             "OUTSIDE": -60000.0 if dtype == torch.float16 else -1e30,
             # Of the weights, in the forward: a sum beyond them is done again. No weight below overflows the dtype, nor
             # what it does to a value; with the largest logit of the first keys taken off, the sum is at least 1.
-            "FIRST_KEYS": dtype == torch.float16,
+            # bfloat16 can do without, but the compiler's order of instructions at 32 x 32 was the worse for it.
+            "FIRST_KEYS": dtype == torch.float16 or (dtype == torch.bfloat16 and 256 < self.pixels <= 1024),
             "SMALLEST_SUM": 0.5 if dtype == torch.float16 else 1e-20,
             "LARGEST_SUM": 60000.0 if dtype == torch.float16 else 1e20,
             # In half precision the keys bring the factor of the exponent; in float32 it would cost them a digit.
