@@ -10,6 +10,8 @@ import torch
 from fused_laws import assert_as_good_as_eager, output_and_gradients, poisoned_buffers  # noqa: F401
 
 from aaconv.attention import eager, triton_backend, triton_plan
+from aaconv.benchmark.measure import graphed
+from aaconv.benchmark.model import prepare_training
 from aaconv.data import shapes
 from aaconv.models import create_model
 
@@ -90,6 +92,11 @@ def test_every_run_gives_the_same_bits(shape):
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
 
 
+def overlapping(overlap, monkeypatch):
+    monkeypatch.setattr(triton_plan, "launches_overlap", lambda: overlap)
+    triton_backend.plan_for.cache_clear()
+
+
 @pytest.mark.parametrize("side", [7, 14, 32, 40, 128])
 @pytest.mark.parametrize("tables", ["shared", "none"])
 def test_kernels_that_overlap_give_the_same_bits(side, tables, monkeypatch):
@@ -103,11 +110,9 @@ def test_kernels_that_overlap_give_the_same_bits(side, tables, monkeypatch):
         out, lse = triton_backend.attend_forward(*arguments, *sizes)
         return out, *triton_backend.attend_backward(grad.flatten(1, 2), *arguments, out, lse, *sizes)
 
-    with monkeypatch.context() as patch:
-        patch.setattr(triton_plan, "launches_overlap", lambda: False)
-        triton_backend.plan_for.cache_clear()
-        expected = run()
-    triton_backend.plan_for.cache_clear()
+    overlapping(False, monkeypatch)
+    expected = run()
+    overlapping(True, monkeypatch)
     run()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
@@ -115,6 +120,26 @@ def test_kernels_that_overlap_give_the_same_bits(side, tables, monkeypatch):
     for _ in range(50):
         graph.replay()
         assert all(torch.equal(a, b) for a, b in zip(expected, results, strict=True))
+
+
+def test_training_with_kernels_that_overlap_gives_the_same_bits(monkeypatch):
+    """Whole steps in a graph, so that torch's kernels stand before and after ours."""
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+
+    def weights_after(steps):
+        torch.manual_seed(0)
+        network = create_model("aa_wrn16_4")
+        step = graphed(prepare_training(network, 64, 32, False, torch.device("cuda"))[0])
+        for _ in range(steps):
+            step()
+        return torch.cat([weight.detach().flatten() for weight in network.parameters()])
+
+    overlapping(False, monkeypatch)
+    expected = weights_after(200)
+    assert expected.isfinite().all()
+    assert torch.equal(weights_after(200), expected)  # else torch's own kernels are to blame
+    overlapping(True, monkeypatch)
+    assert torch.equal(weights_after(200), expected)
 
 
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own
