@@ -48,6 +48,23 @@ def on_a_hopper_gpu(monkeypatch):
     monkeypatch.setattr(triton_plan, "launches_overlap", lambda: True)
 
 
+WHETHER = triton_plan.launches_overlap  # before the fixture puts another in its place
+
+
+@pytest.mark.parametrize(
+    ("capability", "variable", "overlap"),
+    [((9, 0), None, True), ((10, 0), "1", True), ((8, 9), None, False), ((9, 0), "0", False)],
+)
+def test_kernels_overlap_from_hopper_on_unless_told_otherwise(capability, variable, overlap, monkeypatch):
+    monkeypatch.setattr(triton_plan, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.delenv("AACONV_OVERLAP", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("AACONV_OVERLAP", variable)
+    assert WHETHER() == overlap
+
+
 PLAN = ((2, 45, 86), (3870, 86, 1), torch.bfloat16, 2, torch.float32, 5, 2, 40)  # 5 x 9, two heads of 20 and 3
 KERNELS = list(triton_plan.TILES)
 DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
@@ -73,11 +90,31 @@ def test_kernels_follow_each_other_closely_where_the_gpu_can(kernel, overlap, mo
     monkeypatch.setattr(triton_plan, "launches_overlap", lambda: overlap)
     options = plan(SHAPES[0], torch.bfloat16).launch_constants(kernel, [])
     assert options.get("launch_pdl", False) == (overlap and kernel != "pack")
-    commands = re.findall(r"griddepcontrol\.(\w+)", code(kernel, SHAPES[0], torch.bfloat16)["ptx"])
+    assembly = code(kernel, SHAPES[0], torch.bfloat16)["ptx"]
+    commands = re.findall(r"griddepcontrol\.(\w+)", assembly)
     expected = [] if kernel == "pack" else ["wait"]
     if kernel not in ("attend_forward", "relative_backward"):
         expected.append("launch_dependents")
     assert commands == (expected if overlap else [])
+    if kernel.startswith("attend") and overlap:  # what goes into the products is loaded after the wait, all of it
+        before, after = assembly.split("griddepcontrol.wait")
+        assert "cp.async" in after
+        assert "cp.async" not in before
+
+
+@pytest.mark.parametrize("tables", [True, False])
+def test_kernels_follow_each_other_in_an_order_they_count_on(tables, monkeypatch):
+    """relative_backward waits for nothing at first: all it reads is there once the keys' kernel has begun."""
+    launched = []
+    monkeypatch.setattr(triton_plan.Plan, "launch", lambda plan, name, *arguments: launched.append(name))
+    monkeypatch.setattr(triton_plan.Plan, "chunks", lambda plan: iter([(0, 2), (2, 2)]))
+    qkv = torch.zeros(2, 12, 86, dtype=torch.bfloat16)
+    rel_h, rel_w = (torch.zeros(5, 20), torch.zeros(7, 20)) if tables else (None, None)
+    out, lse = triton_backend._forward(qkv, rel_h, rel_w, 3, 2, 40)
+    assert launched == ["pack", "attend_forward"] * 2
+    launched.clear()
+    triton_backend._backward(out, qkv, rel_h, rel_w, out, lse, 3, 2, 40)
+    assert launched == ["pack", "attend_backward_queries", "attend_backward_keys", *["relative_backward"] * tables] * 2
 
 
 ELONGATED = [(2, height, width, 8, 20, 3) for height, width in [(3, 67), (12, 80), (8, 128), (1, 64), (20, 20)]]
@@ -88,7 +125,8 @@ ELONGATED = [(2, height, width, 8, 20, 3) for height, width in [(3, 67), (12, 80
 @pytest.mark.parametrize(
     ("kernel", "shape"),
     [(kernel, shape) for kernel in KERNELS for shape in ((2, 7, 7, 8, 20, 6), *SHAPES, (2, 40, 40, 8, 20, 3))]
-    + [("relative_backward", shape) for shape in (*ELONGATED, (2, 32, 32, 8, 64, 64), (2, 8, 8, 8, 128, 128))],
+    + [("relative_backward", shape) for shape in (*ELONGATED, (2, 32, 32, 8, 64, 64), (2, 8, 8, 8, 128, 128))]
+    + [("pack", shape) for shape in (*ELONGATED, (2, 100, 9, 8, 20, 3), (2, 128, 3, 8, 20, 3))],
     ids=str,
 )
 def test_registers_are_enough(kernel, shape, tmp_path):
@@ -147,6 +185,7 @@ def test_many_rows_are_summed_in_two_steps(rows, chosen):
         ((2, 7, 7, 3, 20, 6), 1),
         ((2, 1, 1, 32, 20, 6), 8),
         ((2, 32, 32, 8, 20, 2), 2),
+        ((2, 32, 32, 3, 20, 2), 1),
         ((2, 40, 40, 8, 20, 3), 1),
     ],
 )

@@ -104,7 +104,7 @@ def attend_forward(
     logarithm of the sum over that, both in base 2.
 
     Softmax is the same whatever is taken off the logits, as long as nothing overflows or vanishes. In bfloat16, which
-    has float32's range, that is nothing at all. float16 has not: with FIRST_KEYS the largest logit of the first keys is
+    has float32's range, that may be nothing. float16 has not: with FIRST_KEYS the largest logit of the first keys is
     taken off, in the products from the start. A sum that comes out too large or too small is done again, online.
     Not in float32, where what is left of a logit should be small, so that no digit of it is lost: online at once.
     """
@@ -216,7 +216,7 @@ def attend_backward_queries(
         q_base = qkv + image * STRIDE_B + head * D
         q = load_pixels(q_base, pixel * STRIDE_P, inside, D, MAIN)
         main_grad = tl.zeros([BLOCK_M, MAIN], tl.float32)
-    wait_for_the_last(OVERLAP)  # for `pack`
+    wait_for_the_last(OVERLAP)  # for `pack`, which began when all before it had ended: so what is above is safe
     let_the_next_begin(OVERLAP)
     for strip in range(STRIPS):
         columns = load_columns(
@@ -319,7 +319,8 @@ def relative_backward(
         store_pixels(base, offset * D, offset < LENGTH, grad_vectors * LOGIT_SCALE, D, D_PAD)
         if LENGTH > OFFSETS:
             tl.debug_barrier()  # the next offsets are added to what other threads have stored
-    # It needs nothing of the keys' kernel, and runs beside it; but who waits for this one means them both.
+    # It needs nothing of the keys' kernel, and runs beside it: that has waited for what this one reads, of which no
+    # older copy is left, `pack` having begun anew. But who waits for this kernel means them both.
     wait_for_the_last(OVERLAP)
 
 
@@ -349,7 +350,8 @@ def attend_backward_keys(
     local_image_head, image_head, image, head = find_head(number, first_image_head, HEADS)
 
     wait_for_the_last(OVERLAP)  # for the queries' kernel
-    let_the_next_begin(OVERLAP)  # only now: `relative_backward` counts on the queries' kernel having ended
+    # Only now: `relative_backward` counts on the queries' kernel having ended. The last kernel lets nobody in.
+    let_the_next_begin(OVERLAP and RELATIVE)
     slot = tl.arange(0, SLOTS)
     first = (local_image_head * STRIPS + strip) * (ROWS * KEY_COLS) + y0 * KEY_COLS
     keys += first * (MAIN + TAIL)

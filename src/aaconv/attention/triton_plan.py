@@ -68,7 +68,8 @@ def pack_tile(of: Traits) -> Tile:
         queries = max(16, min(64, of.line * of.mates))
         return Tile(queries, 0, 2 if queries == 64 else 1, 1)
     if 256 < of.pixels <= 1024:
-        return Tile(64 if of.channels <= FEW_CHANNELS else 32, 0, 1, 1)
+        lines_of_two_heads = of.line == 32 and of.mates > 1 and of.channels <= FEW_CHANNELS
+        return Tile(64 if lines_of_two_heads else 32, 0, 1, 1)
     return Tile(32, 0, 2, 1) if 2048 < of.pixels <= 4096 else Tile(16, 0, 1, 1)
 
 
@@ -165,8 +166,8 @@ class Plan:
             # Finite, because the products spread it with zeros: far below any logit, within the dtype.
             "OUTSIDE": -60000.0 if dtype == torch.float16 else -1e30,
             # Of the weights, in the forward: a sum beyond them is done again. No weight below overflows the dtype, nor
-            # what it does to a value; with the largest logit of the first keys taken off, the sum is at least 1.
-            # bfloat16 can do without, but the compiler's order of instructions at 32 x 32 was the worse for it.
+            # what it does to a value up to 3e18; with the largest logit of the first keys taken off, the sum is at
+            # least 1. bfloat16 can do without, but at 32 x 32 the compiler's order of instructions was the worse.
             "FIRST_KEYS": dtype == torch.float16 or (dtype == torch.bfloat16 and 256 < self.pixels <= 1024),
             "SMALLEST_SUM": 0.5 if dtype == torch.float16 else 1e-20,
             "LARGEST_SUM": 60000.0 if dtype == torch.float16 else 1e20,
@@ -244,7 +245,7 @@ class Plan:
         chosen = {constant: constants[constant] for constant in known if constant in constants}
         # enable_fp_fusion: in float32 the scale and the largest logit enter an exponential in one instruction
         options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
-        if overlap and name != "pack":  # that waits for whatever comes before
+        if overlap and name != "pack":  # that begins when all before it has ended: the others count on it
             options["launch_pdl"] = True
         return chosen | options | ({} if tile.registers is None else {"maxnreg": tile.registers})
 
@@ -271,8 +272,11 @@ class Plan:
 
 
 def launches_overlap() -> bool:
-    """Whether programs of a kernel may begin before the kernel that it follows has ended: on GPUs from Hopper on."""
-    return not INTERPRETED and torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)
+    """Whether programs of a kernel may begin before the kernel that it follows has ended: on GPUs from Hopper on,
+    unless AACONV_OVERLAP is 0."""
+    if INTERPRETED or os.environ.get("AACONV_OVERLAP") == "0" or not torch.cuda.is_available():
+        return False
+    return torch.cuda.get_device_capability() >= (9, 0)
 
 
 plan_for = functools.lru_cache(maxsize=1024)(Plan)
