@@ -201,6 +201,19 @@ def test_heads_packed_together(heads, dtype):
 
 
 @interpreted
+@pytest.mark.parametrize(("height", "width"), [(3, 17), (12, 12)])
+def test_rows_of_keys_packed_together(height, width, monkeypatch):
+    inputs = random_inputs(2, height, width, 2, 20, 3)
+    one_by_one = output_and_gradients(triton_backend.attend, inputs, torch.float16, 2, 20)
+    monkeypatch.setitem(triton_plan.TILES, "pack", lambda of: triton_plan.Tile(64, 0, 1, 1))
+    plans = []
+    monkeypatch.setattr(triton_backend, "plan_for", lambda *kind: plans.append(triton_plan.Plan(*kind)) or plans[-1])
+    together = output_and_gradients(triton_backend.attend, inputs, torch.float16, 2, 20)
+    assert [plan.key_lines for plan in plans] == [2, 2]
+    assert all(torch.equal(a, b) for a, b in zip(one_by_one, together, strict=True))
+
+
+@interpreted
 @pytest.mark.parametrize("tables", ["shared", "per head"])
 def test_tables_gradients_summed_in_two_steps(tables, monkeypatch):
     inputs = random_inputs(6, 2, 3, 2, 4, 1, tables)

@@ -197,6 +197,23 @@ def test_heads_of_small_maps_are_packed_together(shape, together):
 
 
 @pytest.mark.parametrize(
+    ("shape", "lines"),
+    [
+        ((2, 14, 14, 8, 20, 3), 1),  # 14 lines of queries, 16 rows of keys
+        ((2, 20, 20, 8, 20, 3), 4),  # 20 and 72
+        ((2, 16, 17, 3, 20, 3), 4),  # 17 and 48
+        ((2, 40, 40, 8, 20, 3), 1),
+        ((2, 1, 1, 8, 20, 3), 1),  # one and 8, but of eight heads at once
+    ],
+)
+def test_programs_that_pack_few_lines_take_more_rows_of_keys(shape, lines):
+    chosen = plan(shape, torch.bfloat16)
+    assert chosen.key_lines == chosen.constants["KEY_LINES"] == lines
+    assert chosen.programs("pack") * lines >= chosen.key_rows
+    assert chosen.together * lines * chosen.constants["KEY_COLS"] <= max(64, chosen.tile("pack").queries)
+
+
+@pytest.mark.parametrize(
     ("heads", "most", "programs", "chosen"),
     [
         (1024, 5000, 9, 1024),  # all at once

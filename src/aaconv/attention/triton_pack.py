@@ -142,12 +142,13 @@ def pack(
     GROUPS: tl.constexpr, COLUMNS: tl.constexpr, VALUES: tl.constexpr, KEY_COLS: tl.constexpr, STRIPS: tl.constexpr,
     TAILS_PADDED: tl.constexpr, COLUMNS_PADDED: tl.constexpr, TABLES_PER_HEAD: tl.constexpr, RELATIVE: tl.constexpr,
     OUTSIDE: tl.constexpr, KEY_SCALE: tl.constexpr, LOG_SUM: tl.constexpr, ONES: tl.constexpr, PRECISION: tl.constexpr,
-    BLOCK_M: tl.constexpr, TOGETHER: tl.constexpr, PROGRAMS: tl.constexpr, OVERLAP: tl.constexpr,
+    BLOCK_M: tl.constexpr, TOGETHER: tl.constexpr, KEY_LINES: tl.constexpr, PROGRAMS: tl.constexpr,
+    OVERLAP: tl.constexpr,
 ):  # fmt: skip
     """The operands of the attention, see above. A program takes BLOCK_M queries of an image row, BLOCK_M queries of an
-    image column and a row of a strip of keys, and loads them all before it stores anything: each hides the latency of
-    the others. So many PROGRAMS are enough for all three. The heads of an image that go TOGETHER share the relative
-    vectors: on a small map a line of one would be too short, and to prepare the vectors takes as long as the rest."""
+    image column and KEY_LINES rows of a strip of keys, and loads them all before it stores anything: each hides the
+    latency of the others. So many PROGRAMS are enough for all three. The heads of an image that go TOGETHER share the
+    relative vectors: on a small map a line of one would be too short, and to prepare them takes as long as the rest."""
     STRIDE: tl.constexpr = GROUPS * TAIL + COLUMNS
     ROWS: tl.constexpr = GROUPS * GROUP
     let_the_next_begin(OVERLAP)
@@ -167,10 +168,12 @@ def pack(
     if LOG_SUM:
         lse += image_head * (2 * H * W) + which * (2 * H * W) + pixel
         rest = -tl.load(lse, mask=there, other=0.0) - tl.load(lse + H * W, mask=there, other=0.0)
-    of_key = tl.arange(0, TOGETHER * KEY_COLS) // KEY_COLS
-    column = tl.arange(0, TOGETHER * KEY_COLS) % KEY_COLS
-    jy = number % ROWS
-    jx = number // ROWS * KEY_COLS + column
+    KEYS: tl.constexpr = KEY_LINES * KEY_COLS
+    of_key = tl.arange(0, TOGETHER * KEYS) // KEYS
+    key = tl.arange(0, TOGETHER * KEYS) % KEYS
+    line = number if KEY_LINES == 1 else number * KEY_LINES + key // KEY_COLS
+    jy = line % ROWS
+    jx = line // ROWS * KEY_COLS + key % KEY_COLS
     on_map = jx < tl.where(jy < H, W, 0)
     place = (jy * W + jx) * STRIDE_P
     k = load_pixels(qkv + image * STRIDE_B + (HEADS + head) * D, of_key * D + place, on_map, D, KEY)
@@ -193,13 +196,14 @@ def pack(
         pixel_down += which * (H * W)
         store_pixels(queries + GROUPS * TAIL, pixel_down * STRIDE, there_down, packed, COLUMNS, COLUMNS_PADDED)
 
-    slot = number * KEY_COLS + column
+    slot = number * KEYS + key
     exists = slot < STRIPS * ROWS * KEY_COLS
     slot += of_key * (STRIPS * ROWS * KEY_COLS)
     depth = tl.arange(0, KEY)[None, :]
     k = tl.where(depth == D, tl.where(on_map, 0.0, 1.0)[:, None], k.to(tl.float32) * KEY_SCALE)
     k = tl.where((depth > D) & (depth <= D + 3), 1.0, k)
-    k = tl.where(depth - (MAIN + ROWS_AT) == jy % GROUP, 1.0, k)
+    row = jy % GROUP if KEY_LINES == 1 else (jy % GROUP)[:, None]
+    k = tl.where(depth - (MAIN + ROWS_AT) == row, 1.0, k)
     keys += local_image_head * (STRIPS * ROWS * KEY_COLS * (MAIN + TAIL))
     store_pixels(keys, slot * (MAIN + TAIL), exists, k, MAIN + TAIL, KEY)
     depth = tl.arange(0, VALUES)[None, :]

@@ -196,7 +196,10 @@ class Plan:
         self.heads_at_a_time = heads_at_a_time(self.image_heads, max(1, room // max(1, of_a_head)), longest)
         # Heads whose lines fill a tile of `pack`, all of one image and one launch.
         self.together = math.gcd(max(1, self.tile("pack").queries // line), mates, self.heads_at_a_time)
-        sizes["TOGETHER"] = self.together
+        # Where `pack` has fewer lines of queries than rows of keys, a program takes more of these, up to a tile.
+        most = self.tile("pack").queries // (self.together * sizes["KEY_COLS"])
+        self.key_lines = power_below(max(1, min(1.5 * self.key_rows / max(1, self.query_lines()), most)))
+        sizes |= {"TOGETHER": self.together, "KEY_LINES": self.key_lines}
         # So do the partial sums of the tables' gradient: together they are at most twice as many numbers as the input.
         fitting = 2 * elements // max(1, self.image_heads * self.length * depth)
         steps = ceil_div(self.pixels, self.tile("relative_backward").queries)
@@ -253,14 +256,21 @@ class Plan:
         """How many programs of a kernel one image-head has; of `pack` as many heads as go together."""
         sizes, tile = self.constants, self.tile(kernel)
         if kernel == "pack":
-            line = tile.queries // self.together
-            rows, columns = ceil_div(self.width, line), ceil_div(self.height, line)
-            return max(self.height * rows, self.width * columns, sizes["STRIPS"] * sizes["GROUPS"] * GROUP)
+            return max(self.query_lines(), ceil_div(self.key_rows, self.key_lines))
         if kernel == "relative_backward":
             return self.splits
         if kernel == "attend_backward_keys":
             return sizes["STRIPS"] * ceil_div(self.height, tile.keys // sizes["KEY_COLS"])
         return ceil_div(self.pixels, tile.queries)
+
+    def query_lines(self) -> int:
+        """Lines of queries, or parts of them that fit a tile of `pack`."""
+        line = self.tile("pack").queries // self.together
+        return max(self.height * ceil_div(self.width, line), self.width * ceil_div(self.height, line))
+
+    @property
+    def key_rows(self) -> int:
+        return self.constants["STRIPS"] * self.constants["GROUPS"] * GROUP
 
     def tile(self, kernel: str) -> Tile:
         """How a kernel is cut; a tile of keys stays within a strip and within the rows that share a tail."""
