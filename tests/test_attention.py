@@ -225,3 +225,13 @@ def test_the_choice_can_be_overridden_for_a_process():
     assert choose_backend(qkv, None, None, **choice) == "sdpa"
     with pytest.raises(ValueError, match="backend must be one of"):
         set_default_backend("sdap")
+
+
+def test_an_unknown_default_is_named_where_it_is_used(monkeypatch):
+    monkeypatch.setattr("aaconv.attention._default_backend", "nope")  # as AACONV_BACKEND=nope leaves it
+    qkv, choice = torch.zeros(1, 2, 2, 20), {"num_heads": 2, "key_channels": 8}
+    with pytest.raises(ValueError, match="AACONV_BACKEND must be one of eager, sdpa, triton, got 'nope'"):
+        choose_backend(qkv, None, None, **choice)
+    with default_backend("eager"):
+        assert choose_backend(qkv, None, None, **choice) == "eager"
+    assert choose_backend(qkv, None, None, **choice, backend="sdpa") == "sdpa"

@@ -203,6 +203,15 @@ def test_doctor_says_why_a_named_backend_cannot_run(monkeypatch):
     assert list(BACKENDS)[-1] == "eager"
 
 
+def test_an_unknown_backend_in_the_environment_is_one_line():
+    """Also to `python -m`, which imports the package before anything could catch an error."""
+    environment = os.environ | {"AACONV_BACKEND": "nope"}
+    command = [sys.executable, "-m", "aaconv", "recipes"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "aaconv: error: AACONV_BACKEND must be one of eager, sdpa, triton, got 'nope'\n"
+
+
 def test_module_runs_and_a_closed_pipe_is_silent():
     shell = f"{sys.executable} -m aaconv table 9 --json | head -n 1"
     done = subprocess.run(

@@ -14,7 +14,7 @@ BACKENDS = {"triton": triton_backend, "sdpa": sdpa, "eager": eager}
 """Every backend by name, fastest first: a module with why_not(...) and attend(...)."""
 
 _log = logging.getLogger("aaconv")
-_default_backend: str | None = None
+_default_backend = os.environ.get("AACONV_BACKEND") or None  # a wrong one is named where it is used, not at the import
 _told: set[str] = set()
 
 
@@ -66,7 +66,7 @@ def choose_backend(
     """The name of the backend attend_2d takes for these arguments."""
     arguments = (qkv, rel_h, rel_w)
     options = {"num_heads": num_heads, "key_channels": key_channels}
-    named = backend or _default_backend
+    named = backend or chosen_default()
     if named is not None:
         reason = BACKENDS[known_backend(named)].why_not(*arguments, **options)
         if reason is not None:
@@ -87,6 +87,13 @@ def known_backend(name: str) -> str:
     return name
 
 
+def chosen_default() -> str | None:
+    """The backend that overrides the choice in this process; a ValueError if the environment names one there is not."""
+    if _default_backend not in (None, *BACKENDS):
+        raise ValueError(f"AACONV_BACKEND must be one of {', '.join(sorted(BACKENDS))}, got {_default_backend!r}")
+    return _default_backend
+
+
 def set_default_backend(name: str | None) -> None:
     """Override the choice of every attend_2d(backend=None) in this process; None restores it.
 
@@ -99,12 +106,13 @@ def set_default_backend(name: str | None) -> None:
 @contextmanager
 def default_backend(name: str | None) -> Iterator[None]:
     """set_default_backend for the length of a with block."""
+    global _default_backend
     before = _default_backend
     set_default_backend(name)
     try:
         yield
     finally:
-        set_default_backend(before)
+        _default_backend = before
 
 
 def _tell_once(name: str, reason: str) -> None:
@@ -146,6 +154,3 @@ def _check(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, num_heads: i
                 f"{name} must be {list(shared)} or {[num_heads, *shared]} for a map of {height} x {width}, "
                 f"got {list(table.shape)}"
             )
-
-
-set_default_backend(os.environ.get("AACONV_BACKEND") or None)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from contextlib import suppress
 
+from ..attention import chosen_default
 from ..recipes.overrides import spell_out
 from ..version import __version__
 from . import bench, detection, look, take, training
@@ -18,6 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stdout.reconfigure(errors="replace")
     try:
         chosen = _parse(arguments)
+        chosen_default()  # a wrong one is named before anything is begun
         chosen.run(chosen)
         sys.stdout.flush()
     except BrokenPipeError:
