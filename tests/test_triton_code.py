@@ -12,6 +12,7 @@ from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
 from aaconv.attention import triton_backend, triton_plan  # noqa: E402
+from aaconv.attention.triton_plan import launches_overlap  # noqa: E402  the one that the fixture does not replace
 
 POINTERS = dict.fromkeys(("lse", "grad_tables", "rel_h", "rel_w"), "*fp32")
 
@@ -48,9 +49,6 @@ def on_a_hopper_gpu(monkeypatch):
     monkeypatch.setattr(triton_plan, "launches_overlap", lambda: True)
 
 
-WHETHER = triton_plan.launches_overlap  # before the fixture puts another in its place
-
-
 @pytest.mark.parametrize(
     ("capability", "variable", "overlap"),
     [((9, 0), None, True), ((10, 0), "1", True), ((8, 9), None, False), ((9, 0), "0", False)],
@@ -62,12 +60,17 @@ def test_kernels_overlap_from_hopper_on_unless_told_otherwise(capability, variab
     monkeypatch.delenv("AACONV_OVERLAP", raising=False)
     if variable is not None:
         monkeypatch.setenv("AACONV_OVERLAP", variable)
-    assert WHETHER() == overlap
+    assert launches_overlap() == overlap
+
+
+def test_a_switch_that_is_neither_on_nor_off_is_named(monkeypatch):
+    monkeypatch.setenv("AACONV_OVERLAP", "no")
+    with pytest.raises(ValueError, match=r"AACONV_OVERLAP must be 0 .* or 1, got 'no'"):
+        launches_overlap()
 
 
 PLAN = ((2, 45, 86), (3870, 86, 1), torch.bfloat16, 2, torch.float32, 5, 2, 40)  # 5 x 9, two heads of 20 and 3
 KERNELS = list(triton_plan.TILES)
-DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 SHAPES = [(2, 14, 14, 8, 20, 3), (2, 32, 32, 8, 20, 2), (2, 14, 14, 8, 32, 32)]
 
 
@@ -118,6 +121,7 @@ def test_kernels_follow_each_other_in_an_order_they_count_on(tables, monkeypatch
 
 
 ELONGATED = [(2, height, width, 8, 20, 3) for height, width in [(3, 67), (12, 80), (8, 128), (1, 64), (20, 20)]]
+DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
 @pytest.mark.skipif(not DISASSEMBLER.exists(), reason="triton came without cuobjdump")

@@ -167,7 +167,7 @@ class Plan:
             "OUTSIDE": -60000.0 if dtype == torch.float16 else -1e30,
             # Of the weights, in the forward: a sum beyond them is done again. No weight below overflows the dtype, nor
             # what it does to a value up to 3e18; with the largest logit of the first keys taken off, the sum is at
-            # least 1. bfloat16 can do without, but at 32 x 32 the compiler's order of instructions was the worse.
+            # least 1. bfloat16 can do without, which was faster (H200) but at 32 x 32.
             "FIRST_KEYS": dtype == torch.float16 or (dtype == torch.bfloat16 and 256 < self.pixels <= 1024),
             "SMALLEST_SUM": 0.5 if dtype == torch.float16 else 1e-20,
             "LARGEST_SUM": 60000.0 if dtype == torch.float16 else 1e20,
@@ -196,9 +196,10 @@ class Plan:
         self.heads_at_a_time = heads_at_a_time(self.image_heads, max(1, room // max(1, of_a_head)), longest)
         # Heads whose lines fill a tile of `pack`, all of one image and one launch.
         self.together = math.gcd(max(1, self.tile("pack").queries // line), mates, self.heads_at_a_time)
-        # Where `pack` has fewer lines of queries than rows of keys, a program takes more of these, up to a tile.
+        # Where `pack` has fewer lines of queries than rows of keys, a program takes more of these, up to a tile: about
+        # as many as there are to a line (1.5: a power of two that is near, not always the one below).
         most = self.tile("pack").queries // (self.together * sizes["KEY_COLS"])
-        self.key_lines = power_below(max(1, min(1.5 * self.key_rows / max(1, self.query_lines()), most)))
+        self.key_lines = power_below(max(1, min(1.5 * self.key_rows / max(1, self.query_lines), most)))
         sizes |= {"TOGETHER": self.together, "KEY_LINES": self.key_lines}
         # So do the partial sums of the tables' gradient: together they are at most twice as many numbers as the input.
         fitting = 2 * elements // max(1, self.image_heads * self.length * depth)
@@ -243,8 +244,8 @@ class Plan:
         tile = self.tile(name)
         rows, programs = tile.keys // self.constants["KEY_COLS"], self.programs(name)
         overlap = launches_overlap()
-        constants = self.constants | {"BLOCK_M": tile.queries, "KEY_ROWS": rows, "PROGRAMS": programs}
-        constants["OVERLAP"] = overlap
+        constants = self.constants | {"BLOCK_M": tile.queries, "KEY_ROWS": rows}
+        constants |= {"PROGRAMS": programs, "OVERLAP": overlap}
         chosen = {constant: constants[constant] for constant in known if constant in constants}
         # enable_fp_fusion: in float32 the scale and the largest logit enter an exponential in one instruction
         options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
@@ -256,13 +257,14 @@ class Plan:
         """How many programs of a kernel one image-head has; of `pack` as many heads as go together."""
         sizes, tile = self.constants, self.tile(kernel)
         if kernel == "pack":
-            return max(self.query_lines(), ceil_div(self.key_rows, self.key_lines))
+            return max(self.query_lines, ceil_div(self.key_rows, self.key_lines))
         if kernel == "relative_backward":
             return self.splits
         if kernel == "attend_backward_keys":
             return sizes["STRIPS"] * ceil_div(self.height, tile.keys // sizes["KEY_COLS"])
         return ceil_div(self.pixels, tile.queries)
 
+    @property
     def query_lines(self) -> int:
         """Lines of queries, or parts of them that fit a tile of `pack`."""
         line = self.tile("pack").queries // self.together
@@ -284,7 +286,10 @@ class Plan:
 def launches_overlap() -> bool:
     """Whether programs of a kernel may begin before the kernel that it follows has ended: on GPUs from Hopper on,
     unless AACONV_OVERLAP is 0."""
-    if INTERPRETED or os.environ.get("AACONV_OVERLAP") == "0" or not torch.cuda.is_available():
+    wanted = os.environ.get("AACONV_OVERLAP") or "1"
+    if wanted not in ("0", "1"):
+        raise ValueError(f"AACONV_OVERLAP must be 0 (kernels one after the other) or 1, got {wanted!r}")
+    if INTERPRETED or wanted == "0" or not torch.cuda.is_available():
         return False
     return torch.cuda.get_device_capability() >= (9, 0)
 
