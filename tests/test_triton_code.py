@@ -84,6 +84,35 @@ def test_no_kernel_uses_wgmma(kernel, shape):
     assert "wgmma" not in assembly
 
 
+def accesses_of_pixels(assembly):
+    """(bytes, the line that asked for them) of all that a kernel loads from or stores to pixels of `qkv`, the output
+    or their gradients: what is inlined into a line that says how far these are apart."""
+    folder = Path(triton_backend.__file__).parent
+    files = {number: name for number, name in re.findall(r'\.file\s+(\d+) .*?(triton_\w+\.py)"', assembly)}
+    found, line = [], ""
+    for text in assembly.splitlines():
+        if ".loc" in text:
+            called = re.search(r"inlined_at (\d+) (\d+)|@\[ (triton_\w+\.py):(\d+)", text)  # triton 3.9 or 3.6
+            name = called and (called[3] or files.get(called[1]))  # else triton's own library
+            line = (folder / name).read_text().splitlines()[int(called[4] or called[2]) - 1].strip() if name else ""
+        access = re.search(r"\b(?:ld|st)\.global[\w.]*?(?:\.v(\d))?\.b(\d+)", text)
+        if access and re.search(r"_pixels\(.*(STRIDE_P|GRAD_W|HEADS \* DV|\bplace\b)", line):
+            found.append((int(access[1] or 1) * int(access[2]) // 8, line))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("side", [8, 14, 20, 32, 40])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_no_more_is_loaded_or_stored_at_once_than_is_aligned(kernel, side):
+    """Two heads of 20 and 3 channels: pixels are 86 apart, so pairs of queries' and keys' channels are aligned, and
+    single ones of values. Triton infers it from the indices, not always rightly; on a GPU that ends the process."""
+    accesses = accesses_of_pixels(code(kernel, (1, side, side, 2, 20, 3), torch.bfloat16)["ptx"])
+    assert accesses
+    for size, line in accesses:
+        assert size <= (2 if "DV" in line else 4), line
+
+
 @pytest.mark.filterwarnings("ignore::UserWarning")
 @pytest.mark.parametrize("overlap", [True, False])
 @pytest.mark.parametrize("kernel", KERNELS)

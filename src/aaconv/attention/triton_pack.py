@@ -175,7 +175,8 @@ def pack(
     jy = line % ROWS
     jx = line // ROWS * KEY_COLS + key % KEY_COLS
     on_map = jx < tl.where(jy < H, W, 0)
-    place = (jy * W + jx) * STRIDE_P
+    # Said, because triton takes the remainders above for multiples, and then loads more at once than is aligned.
+    place = tl.multiple_of((jy * W + jx) * STRIDE_P, STRIDE_P & -STRIDE_P)
     k = load_pixels(qkv + image * STRIDE_B + (HEADS + head) * D, of_key * D + place, on_map, D, KEY)
     v = load_pixels(qkv + image * STRIDE_B + 2 * HEADS * D + head * DV, of_key * DV + place, on_map, DV, VALUES)
 
