@@ -246,6 +246,20 @@ def test_only_runs_of_one_kind_are_averaged(tmp_path):
     assert cell.note == "ours: the mean of 3 runs of 100 epochs, standard deviation 1.00"
 
 
+def test_a_cell_is_of_the_settings_nearest_to_the_papers_and_says_where_they_differ(tmp_path):
+    keep(tmp_path, "cifar100-wrn28-10-plain", 0, 79.0, epochs=60, batch=256, weight_decay=5e-4)
+    keep(tmp_path, "cifar100-wrn28-10-plain", 1, 79.0, epochs=60, batch=256, weight_decay=5e-4)
+    keep(tmp_path, "cifar100-wrn28-10-se", 0, 80.0, epochs=60, batch=256)
+    keep(tmp_path, "cifar100-wrn28-10-aa", 0, 78.0, epochs=60)
+    found = {(cell.row, cell.column): cell for cell in cells([1], tmp_path)}
+    assert found["SE-Wide-ResNet", "top-1"].note == "ours: 1 run of 60 epochs with --batch 256"
+    assert found["AA-Wide-ResNet", "top-1"].note == "ours: 1 run of 60 epochs without share_heads=False"
+    assert found["Wide-ResNet", "top-1"].exact == 79.0
+    keep(tmp_path, "cifar100-wrn28-10-plain", 2, 77.0, epochs=60)
+    cell = next(cell for cell in cells([1], tmp_path) if (cell.row, cell.column) == ("Wide-ResNet", "top-1"))
+    assert (cell.exact, cell.note) == (77.0, "ours: 1 run of 60 epochs")
+
+
 def test_json_has_the_values_of_every_run(tmp_path, capsys):
     for seed in (4, 2):
         keep(tmp_path, "cifar100-small-se", seed, 70.0 + seed)

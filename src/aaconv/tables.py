@@ -92,7 +92,7 @@ def _row_cells(
         elif column in ACCURACY:
             experiment = _experiment(ours, table, row, column)
             exact = experiment.mean(_name(column)) if experiment else None
-            note = "; ".join(filter(None, (note, _about(experiment, column))))
+            note = "; ".join(filter(None, (note, _about(experiment, column, row.fitted))))
         elif column in LATENCY:
             exact = latencies.get((row.model, _key(row.options)), {}).get(column)
         text = None
@@ -158,22 +158,29 @@ def measured(number: int, row: Row, column: str) -> float | None:
 
 
 def _experiment(ours: list[Experiment], table: PaperTable, row: Row, column: str) -> Experiment | None:
-    """The longest of our experiments that stands behind a cell; of several the one with the most runs."""
+    """The longest of our experiments that stands behind a cell; of several the one that changes least of the paper's
+    settings, then the one with the most runs."""
     wanted = table.dataset, row.model, row.options
     found = [one for one in ours if (one.dataset, one.model, one.options) == wanted and one.values(_name(column))]
-    return max(found, key=lambda one: (one.epochs or 0, len(one.runs)), default=None)
+    return max(found, key=lambda one: (one.epochs or 0, -len(one.changes), len(one.runs)), default=None)
 
 
 def _name(column: str) -> str:
     return column.replace("-", "")
 
 
-def _about(experiment: Experiment | None, column: str) -> str | None:
+def _about(experiment: Experiment | None, column: str, fitted: dict[str, object]) -> str | None:
+    """What stands behind a mean: how many runs, how long, and where they differ from the paper's or from the count."""
     if experiment is None:
         return None
     number, deviation = len(experiment.values(_name(column))), experiment.deviation(_name(column))
     length = f" of {experiment.epochs} epochs" if experiment.epochs else ""
     about = f"ours: {'the mean of ' if number > 1 else ''}{number} run{'s' * (number > 1)}{length}"
+    changes = {name: value for name, value in experiment.changes.items() if name != "epochs"}
+    if changes and experiment.recipe:
+        about += f" with {' '.join(results.options_of(experiment.recipe, changes))}"
+    if fitted:
+        about += f" without {', '.join(f'{name}={value!r}' for name, value in fitted.items())}"
     return about if deviation is None else f"{about}, standard deviation {deviation:.2f}"
 
 
