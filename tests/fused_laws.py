@@ -60,3 +60,18 @@ def assert_as_good_as_eager(inputs, dtype, heads, depth, attend=triton_backend.a
         assert ours.shape == truth.shape
         allowed = 2 * (theirs - truth).abs().max() + torch.finfo(dtype).eps * largest
         assert (ours - truth).abs().max() <= allowed, name
+
+
+def assert_a_batch_is_its_images(inputs, dtype, heads, depth, parts):
+    """Output and gradients of all images at once are those of parts of the batch, the tables' gradients their sum."""
+    qkv, *tables, grad = inputs
+    whole = output_and_gradients(triton_backend.attend, inputs, dtype, heads, depth)
+    pieces = [
+        output_and_gradients(triton_backend.attend, [some, *tables, of_some], dtype, heads, depth)
+        for some, of_some in zip(qkv.chunk(parts), grad.chunk(parts), strict=True)
+    ]
+    for together, *apart in zip(whole[:2], *(piece[:2] for piece in pieces), strict=True):
+        assert torch.equal(together, torch.cat(apart))
+    for together, *apart in zip(whole[2:], *(piece[2:] for piece in pieces), strict=True):
+        apart = torch.stack(apart).double()
+        assert ((together - apart.sum(0)).abs() <= torch.finfo(dtype).eps * apart.abs().sum(0) + 1e-30).all()

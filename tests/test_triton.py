@@ -10,7 +10,14 @@ import sys
 
 import pytest
 import torch
-from fused_laws import assert_as_good_as_eager, output_and_gradients, poisoned_buffers, random_inputs, rising_inputs  # noqa: F401
+from fused_laws import (  # noqa: F401
+    assert_a_batch_is_its_images,
+    assert_as_good_as_eager,
+    output_and_gradients,
+    poisoned_buffers,
+    random_inputs,
+    rising_inputs,
+)
 from interpreted_bfloat16 import bfloat16  # noqa: F401
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -224,6 +231,11 @@ def test_tables_gradients_summed_in_two_steps(tables, monkeypatch):
         at_once, output_and_gradients(triton_backend.attend, inputs, torch.float32, 2, 4), strict=True
     ):
         torch.testing.assert_close(one, other)
+
+
+@interpreted
+def test_a_batch_is_its_images():
+    assert_a_batch_is_its_images(random_inputs(6, 5, 9, 2, 20, 3), torch.float16, 2, 20, parts=3)
 
 
 @interpreted

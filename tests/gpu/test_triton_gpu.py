@@ -24,6 +24,9 @@ PAPER_SHAPES = [  # batch, height, width, heads, key depth, value depth
     (2, 32, 32, 8, 20, 2),
     (2, 16, 16, 8, 20, 4),
     (4, 8, 8, 8, 20, 8),
+    (2, 32, 32, 8, 20, 1),  # these three: Wide-ResNet-16-4
+    (2, 16, 16, 8, 20, 2),
+    (4, 8, 8, 8, 20, 4),
     (2, 14, 14, 8, 32, 32),
     (2, 9, 14, 4, 20, 16),
     (1, 40, 40, 8, 12, 6),
@@ -90,6 +93,13 @@ def test_every_run_gives_the_same_bits(shape):
     for _ in range(5):
         again = output_and_gradients(triton_backend.attend, inputs, torch.bfloat16, 8, 20)
         assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+
+
+@pytest.mark.parametrize(("side", "value_depth"), [(32, 1), (16, 2), (8, 4)])
+def test_a_batch_as_in_training_is_its_images(side, value_depth):
+    fused_laws.assert_a_batch_is_its_images(
+        random_inputs(256, side, side, 8, 20, value_depth), torch.bfloat16, 8, 20, parts=8
+    )
 
 
 needs_overlap = pytest.mark.skipif(not triton_plan.launches_overlap(), reason="this GPU's kernels cannot overlap")
