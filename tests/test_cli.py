@@ -221,6 +221,12 @@ def test_module_runs_and_a_closed_pipe_is_silent():
     assert done.stderr == ""
 
 
+def test_a_closed_output_is_no_error():
+    shell = f"{sys.executable} -m aaconv recipes >&-"
+    done = subprocess.run(shell, shell=True, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("after", [0.1, 0.6])
 def test_ctrl_c_is_clean_before_everything_is_imported(after):
     command = [

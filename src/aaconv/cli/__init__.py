@@ -21,7 +21,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         chosen = _parse(arguments)
         chosen_default()  # a wrong one is named before anything is begun
         chosen.run(chosen)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None where it was closed before (>&-)
+            sys.stdout.flush()
     except BrokenPipeError:
         # The reader has gone (| head): the interpreter must not try to flush again at its end.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
