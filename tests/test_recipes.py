@@ -158,6 +158,7 @@ def test_saved_and_loaded(tmp_path):
         (("epochs: 2", "epoch: 2"), "field 'epoch', which a recipe does not have, did you mean 'epochs'"),
         (("epochs: 2", "epochs: two"), "epochs must be a whole number, got 'two'"),
         (("epochs: 2", "epochs: 0"), "epochs must be at least 1, got epochs=0"),
+        (("momentum: 0.9", "momentum: 5.0"), "momentum must be at least 0 and below 1, got momentum=5.0"),
         (("no_decay: []", "no_decay: [1]"), "no_decay must be a text, got 1"),
         (("no_decay: []", "no_decay: rel_h"), "no_decay must be a list of texts, got 'rel_h'"),
         (("epochs: 2", "epochs: true"), "epochs must be a whole number, got True"),

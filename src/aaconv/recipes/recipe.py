@@ -125,9 +125,9 @@ class Recipe:
 _LIMITS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("epochs batch size train_limit eval_limit accumulate keep", lambda n: n >= 1, "at least 1"),
     ("eval_every checkpoint_every", lambda n: n >= 1, "at least 1"),
-    ("workers max_unreadable holdout seed weight_decay momentum min_lr eps", lambda x: x >= 0, "at least 0"),
+    ("workers max_unreadable holdout seed weight_decay min_lr eps", lambda x: x >= 0, "at least 0"),
     ("lr lr_base lr_base_size clip_grad", lambda x: 0 < x < float("inf"), "above 0"),
-    ("warmup label_smoothing", lambda x: 0 <= x < 1, "at least 0 and below 1"),
+    ("warmup label_smoothing momentum", lambda x: 0 <= x < 1, "at least 0 and below 1"),
     ("ema decay_rate", lambda x: 0 < x <= 1, "above 0 and at most 1"),
     ("decay_epochs", lambda epochs: all(epoch > 0 for epoch in epochs), "above 0"),
 )
