@@ -138,16 +138,19 @@ def test_a_recipe_is_taken_back_as_it_was_printed(here, capsys):
 
 
 def test_training_goes_into_numbered_folders(here, capsys):
-    for folder in ("demo-plain-seed0", "demo-plain-seed0-2"):
-        assert run("train", "demo-plain", *TINY, "--record") == (0 if folder.endswith("seed0") else 2)
+    for folder, code in (("demo-plain-seed0", 0), ("demo-plain-seed0-2", 2)):
+        assert run("train", "demo-plain", *TINY, "--record") == code
         assert run_folder.is_finished(here / "runs" / folder)
         printed = capsys.readouterr()
         assert f"into runs/{folder}" in printed.out
         assert "top-1 " in printed.out
         assert max(map(len, printed.out.splitlines())) <= 100
+        (record,) = here.glob("results/*/*.json")
+        kept = json.loads(record.read_text())
+        # On another day: runs of the same second and the same speed have the same record.
+        record.write_text(json.dumps(kept | {"date": "2026-01-01T00:00:00+00:00"}))
     assert "is there already, of another run" in printed.err  # the record of the first is not overwritten
-    (record,) = here.glob("results/*/*.json")
-    assert json.loads(record.read_text())["model"] == "plain_small"
+    assert (kept["model"], kept["date"]) == ("plain_small", "2026-01-01T00:00:00+00:00")
 
 
 def test_resume_of_a_finished_run_says_so(tiny, capsys):
