@@ -246,6 +246,18 @@ def test_only_runs_of_one_kind_are_averaged(tmp_path):
     assert cell.note == "ours: the mean of 3 runs of 100 epochs, standard deviation 1.00"
 
 
+def test_what_older_records_do_not_say_is_as_by_default(tmp_path):
+    for seed in range(3):
+        keep(tmp_path, "cifar100-small-aa", seed, 70.0 + seed)
+    keep(tmp_path, "cifar100-small-aa", 4, 60.0, epochs=100)
+    for number, missing in enumerate((("seed",), ("options", "overrides"), ("epochs", "dataset"), ("epochs",))):
+        path = tmp_path / "cifar100" / f"{number}.json"
+        record = json.loads(path.read_text())
+        path.write_text(json.dumps({name: value for name, value in record.items() if name not in missing}))
+    first, longer = results.experiments(results.read(tmp_path))
+    assert (first.seeds, first.epochs, longer.seeds, longer.epochs) == ([0, 1, 2], 60, [4], 100)
+
+
 def test_a_cell_is_of_the_settings_nearest_to_the_papers_and_says_where_they_differ(tmp_path):
     keep(tmp_path, "cifar100-wrn28-10-plain", 0, 79.0, epochs=60, batch=256, weight_decay=5e-4)
     keep(tmp_path, "cifar100-wrn28-10-plain", 1, 79.0, epochs=60, batch=256, weight_decay=5e-4)

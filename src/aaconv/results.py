@@ -68,16 +68,16 @@ class Experiment:
         """What trains the first of its runs; None without a recipe of that name."""
         if self.recipe is None:
             return None
-        seed = f"--seed {self.seeds[0]}" if self.seeds else ""
-        return " ".join(filter(None, ["aaconv train", self.name, *options_of(self.recipe, self.changes), seed]))
+        changes = options_of(self.recipe, self.changes)
+        return " ".join(["aaconv train", self.name, *changes, f"--seed {self.seeds[0]}"])
 
     @property
     def seeds(self) -> list[int]:
-        return [run["seed"] for run in self.runs if "seed" in run]
+        return [run["seed"] for run in self.runs]
 
 
 def read(folder: str | Path = RESULTS) -> list[Record]:
-    """Every record below a folder, with its "dataset"; other JSON files are left out."""
+    """Every record below a folder; other JSON files are left out."""
     found = []
     for path in sorted(Path(folder).glob("*/*.json")):
         content = read_json(path)
@@ -87,15 +87,18 @@ def read(folder: str | Path = RESULTS) -> list[Record]:
 
 
 def as_record(content: Any, path: Path) -> Record:
-    """The content of a file with its "dataset"; a ValueError where `aaconv record` would not have written it."""
+    """The content of a file, with what a run has by default where older ones say nothing: they are not another
+    experiment. A ValueError where `aaconv record` would not have written it."""
     if not isinstance(content, dict) or "model" not in content:
         raise ValueError(f"{path} is not what `aaconv record` keeps")
-    record = {"dataset": path.parent.name} | content
+    record = {"dataset": path.parent.name, "options": {}, "overrides": {}, "seed": 0} | content
     try:
         check(record)
     except ValueError as error:
         way_out = "move it away and record its run again"
         raise ValueError(f"{path} is not what `aaconv record` keeps: {error}; {way_out}") from None
+    if "epochs" not in record and _name(record) in recipes.names():
+        record["epochs"] = recipe_of(record).epochs
     return record
 
 
@@ -124,7 +127,7 @@ def experiments(records: Iterable[Record]) -> list[Experiment]:
     """The runs, those of one experiment together; in the order of the catalogue, other ones last."""
     groups: dict[str, list[Record]] = {}
     for record in records:
-        key = [record["dataset"], _name(record), record["model"], record.get("options"), record.get("epochs")]
+        key = [record["dataset"], _name(record), record["model"], record["options"], record.get("epochs")]
         groups.setdefault(json.dumps([*key, changes_of(record)], sort_keys=True), []).append(record)
     order = {name: place for place, name in enumerate(recipes.names())}
     found = [_experiment(group) for group in groups.values()]
@@ -137,10 +140,10 @@ def _experiment(group: list[Record]) -> Experiment:
         dataset=first["dataset"],
         name=_name(first),
         model=first["model"],
-        options=first.get("options") or {},
+        options=first["options"],
         epochs=first.get("epochs"),
         changes=changes_of(first),
-        runs=tuple(sorted(group, key=lambda record: record.get("seed", 0))),
+        runs=tuple(sorted(group, key=lambda record: record["seed"])),
     )
 
 
