@@ -160,7 +160,14 @@ def keep(folder, name, seed, top1, dataset="cifar100", **changes):
     record["overrides"] = overrides_of(replace(recipe, seed=seed, data_dir="/data"))
     place = folder / dataset
     place.mkdir(parents=True, exist_ok=True)
-    (place / f"{len(list(place.iterdir()))}.json").write_text(json.dumps(record))
+    path = place / f"{len(list(place.iterdir()))}.json"
+    path.write_text(json.dumps(record))
+    return path
+
+
+def leave_out(path, *fields):
+    record = json.loads(path.read_text())
+    path.write_text(json.dumps({name: value for name, value in record.items() if name not in fields}))
 
 
 def test_runs_stand_below_the_table_with_deviation_and_command(tmp_path, capsys):
@@ -190,6 +197,29 @@ def test_runs_stand_below_the_table_with_deviation_and_command(tmp_path, capsys)
     assert max(map(len, lines[start : start + 5])) <= 100
     assert sum(line.startswith("our runs") for line in lines) == 1  # none of table 2
     assert not any("✗" in line or "!=" in line for line in lines)  # 60 epochs are not to agree with 500
+
+
+def test_runs_without_a_metric_are_not_counted_for_it(tmp_path, capsys):
+    leave_out(keep(tmp_path, "cifar100-small-plain", 0, 71.0), "top1", "top5")
+    keep(tmp_path, "cifar100-small-aa", 0, 70.0)
+    leave_out(keep(tmp_path, "cifar100-small-aa", 1, 72.0), "top5")
+    leave_out(keep(tmp_path, "cifar100-small-aa", 2, 71.0), "top1", "top5")
+    print_tables([1], folder=tmp_path)
+    rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("cifar100-small")]
+    assert rows == [
+        ["cifar100-small-plain", "1)", "0", "60", "1.5"],
+        ["cifar100-small-aa", "2)", "2", "60", "1.5", "71.00", "±", "1.41", "90.00", "(n", "=", "1)"],
+    ]
+
+
+def test_a_cell_is_of_the_experiment_with_the_most_values(tmp_path):
+    for seed in range(3):
+        path = keep(tmp_path, "cifar100-wrn28-10-plain", seed, 70.0, batch=256)
+        leave_out(path, *["top1"] * (seed > 0))
+    for seed in range(2):
+        keep(tmp_path, "cifar100-wrn28-10-plain", seed, 75.0, batch=512)
+    found = {(cell.row, cell.column): cell.exact for cell in cells([1], tmp_path)}
+    assert (found["Wide-ResNet", "top-1"], found["Wide-ResNet", "top-5"]) == (75.0, 90.0)
 
 
 def test_a_command_that_is_printed_gives_the_recipe_again(tmp_path):
@@ -247,13 +277,9 @@ def test_only_runs_of_one_kind_are_averaged(tmp_path):
 
 
 def test_what_older_records_do_not_say_is_as_by_default(tmp_path):
-    for seed in range(3):
-        keep(tmp_path, "cifar100-small-aa", seed, 70.0 + seed)
-    keep(tmp_path, "cifar100-small-aa", 4, 60.0, epochs=100)
-    for number, missing in enumerate((("seed",), ("options", "overrides"), ("epochs", "dataset"), ("epochs",))):
-        path = tmp_path / "cifar100" / f"{number}.json"
-        record = json.loads(path.read_text())
-        path.write_text(json.dumps({name: value for name, value in record.items() if name not in missing}))
+    for seed, missing in enumerate((["seed"], ["options", "overrides"], ["epochs", "dataset"])):
+        leave_out(keep(tmp_path, "cifar100-small-aa", seed, 70.0 + seed), *missing)
+    leave_out(keep(tmp_path, "cifar100-small-aa", 4, 60.0, epochs=100), "epochs")
     first, longer = results.experiments(results.read(tmp_path))
     assert (first.seeds, first.epochs, longer.seeds, longer.epochs) == ([0, 1, 2], 60, [4], 100)
 

@@ -159,10 +159,10 @@ def measured(number: int, row: Row, column: str) -> float | None:
 
 def _experiment(ours: list[Experiment], table: PaperTable, row: Row, column: str) -> Experiment | None:
     """The longest of our experiments that stands behind a cell; of several the one that changes least of the paper's
-    settings, then the one with the most runs."""
-    wanted = table.dataset, row.model, row.options
-    found = [one for one in ours if (one.dataset, one.model, one.options) == wanted and one.values(_name(column))]
-    return max(found, key=lambda one: (one.epochs or 0, -len(one.changes), len(one.runs)), default=None)
+    settings, then the one with the most runs that have the value."""
+    wanted, name = (table.dataset, row.model, row.options), _name(column)
+    found = [one for one in ours if (one.dataset, one.model, one.options) == wanted and one.values(name)]
+    return max(found, key=lambda one: (one.epochs or 0, -len(one.changes), len(one.values(name))), default=None)
 
 
 def _name(column: str) -> str:
@@ -343,12 +343,12 @@ def _print_runs(output: Console, title: str, ours: list[Experiment]) -> None:
     for one in ours:
         seconds = one.mean("seconds_per_epoch")
         mark = f" {commands.index(one.command) + 1})" if one.command else ""
-        values = []
+        values, number = [], next((len(some) for column in columns if (some := one.values(_name(column)))), 0)
         for column in columns:
-            values.append(_with_deviation(one, _name(column)))
+            values.append(_with_deviation(one, _name(column), number))
             values += [_of_the_paper(one, column)] if column in in_the_paper else []
         shown.add_row(
-            Text(one.name).append(mark, "dim"), str(len(one.runs)), str(one.epochs or ""),
+            Text(one.name).append(mark, "dim"), str(number), str(one.epochs or ""),
             "" if seconds is None else f"{seconds:.1f}", *values,
         )  # fmt: skip
     output.print(shown)
@@ -361,11 +361,13 @@ def _print_runs(output: Console, title: str, ours: list[Experiment]) -> None:
     output.print()
 
 
-def _with_deviation(one: Experiment, metric: str) -> str:
-    value, deviation = one.mean(metric), one.deviation(metric)
+def _with_deviation(one: Experiment, metric: str, usual: int) -> str:
+    """The mean over the runs that have the metric, and their number where it is not the usual one."""
+    value, deviation, number = one.mean(metric), one.deviation(metric), len(one.values(metric))
     if value is None:
         return ""
-    return f"{value:.2f}" if deviation is None else f"{value:.2f} ± {deviation:.2f}"
+    spread = "" if deviation is None else f" ± {deviation:.2f}"
+    return f"{value:.2f}{spread}{'' if number == usual else f' (n = {number})'}"
 
 
 def _of_the_paper(one: Experiment, column: str) -> str:
