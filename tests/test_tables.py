@@ -284,6 +284,34 @@ def test_what_older_records_do_not_say_is_as_by_default(tmp_path):
     assert (first.seeds, first.epochs, longer.seeds, longer.epochs) == ([0, 1, 2], 60, [4], 100)
 
 
+def test_a_copy_of_a_record_counts_once(tmp_path, caplog):
+    path = keep(tmp_path, "cifar100-small-aa", 0, 70.0)
+    (tmp_path / "cifar100" / "copy.json").write_text(json.dumps(json.loads(path.read_text()), indent=4))
+    keep(tmp_path, "cifar100-small-aa", 1, 71.0)
+    for _ in range(2):
+        (experiment,) = results.experiments(results.read(tmp_path))
+        assert experiment.values("top1") == [70.0, 71.0]
+    assert caplog.messages == [f"{tmp_path}/cifar100/copy.json is left out: it is a copy of {path}"]
+
+
+def test_two_runs_of_one_seed_are_both_counted_and_named(tmp_path, capsys):
+    files = [keep(tmp_path, "cifar100-small-aa", seed, top1) for seed, top1 in ((0, 70.0), (0, 70.5), (1, 71.0))]
+    print_tables([1], folder=tmp_path)
+    printed = capsys.readouterr().out
+    assert "70.50 ± 0.50" in printed
+    assert f"cifar100-small-aa: n counts 2 different runs of seed 0: {files[0]}, {files[1]}; move away" in printed
+    assert "of seed 1" not in printed
+
+
+@pytest.mark.parametrize("content", ["{}", "[]", '{"top1": 70.0, "seed": 0}'])
+def test_a_file_that_names_no_model_is_said_to_be_left_out(content, tmp_path, caplog):
+    keep(tmp_path, "cifar100-small-aa", 0, 70.0)
+    (tmp_path / "cifar100" / "other.json").write_text(content)
+    assert len(results.read(tmp_path)) == 1
+    assert len(caplog.messages) == 1
+    assert caplog.messages[0].startswith(f"{tmp_path}/cifar100/other.json is left out: it names no model")
+
+
 def test_a_cell_is_of_the_settings_nearest_to_the_papers_and_says_where_they_differ(tmp_path):
     keep(tmp_path, "cifar100-wrn28-10-plain", 0, 79.0, epochs=60, batch=256, weight_decay=5e-4)
     keep(tmp_path, "cifar100-wrn28-10-plain", 1, 79.0, epochs=60, batch=256, weight_decay=5e-4)

@@ -5,10 +5,12 @@ A file is one run: "model", "top1", "top5" of the last epoch (percent; or "mAP",
 """
 
 import json
+import logging
 import math
 import shlex
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
+from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, get_type_hints
@@ -32,6 +34,8 @@ KINDS = {
 """What the fields of a record are, where they are there; only what is measured may be None."""
 
 Record = dict[str, Any]
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -75,15 +79,31 @@ class Experiment:
     def seeds(self) -> list[int]:
         return [run["seed"] for run in self.runs]
 
+    @property
+    def repeated(self) -> dict[int, list[str]]:
+        """Seed -> the files of its runs, of seeds that were run more than once."""
+        files = {seed: [run["file"] for run in self.runs if run["seed"] == seed] for seed in self.seeds}
+        return {seed: some for seed, some in files.items() if len(some) > 1}
+
 
 def read(folder: str | Path = RESULTS) -> list[Record]:
-    """Every record below a folder; other JSON files are left out."""
-    found = []
+    """Every run recorded below a folder, once, with its "file"; a line on stderr names a file that is left out."""
+    found: dict[str, Record] = {}
     for path in sorted(Path(folder).glob("*/*.json")):
         content = read_json(path)
-        if isinstance(content, dict) and "model" in content:
-            found.append(as_record(content, path))
-    return found
+        if not isinstance(content, dict) or "model" not in content:
+            _say_once(f"{path} is left out: it names no model, so `aaconv record` has not written it")
+            continue
+        record = as_record(content, path)
+        first = found.setdefault(json.dumps(record, sort_keys=True), record | {"file": str(path)})
+        if first["file"] != str(path):
+            _say_once(f"{path} is left out: it is a copy of {first['file']}")
+    return list(found.values())
+
+
+@cache  # a figure reads the results for each of its points
+def _say_once(line: str) -> None:
+    _logger.warning(line)
 
 
 def as_record(content: Any, path: Path) -> Record:

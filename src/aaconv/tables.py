@@ -358,6 +358,10 @@ def _print_runs(output: Console, title: str, ours: list[Experiment]) -> None:
     output.print(f"  {about}{where}", highlight=False, markup=False, soft_wrap=True)
     for mark, command in enumerate(commands, 1):
         output.print(f"  {mark}) {command}", highlight=False, markup=False, soft_wrap=True)
+    for one in ours:
+        for seed, files in one.repeated.items():
+            about = f"{one.name}: n counts {len(files)} different runs of seed {seed}: {', '.join(files)}"
+            output.print(f"  {about}; move away what should not count", highlight=False, markup=False, soft_wrap=True)
     output.print()
 
 
