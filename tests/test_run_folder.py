@@ -202,6 +202,20 @@ def test_a_changed_recipe_has_a_record_of_its_own(tmp_path):
     assert json.loads(second.read_text())["overrides"] == {"epochs": 100, "workers": 0}  # no folder of this machine
 
 
+def test_runs_on_different_parts_of_the_images_lie_side_by_side(tmp_path):
+    limits = ({}, {"eval_limit": 100}, {"eval_limit": 200}, {"train_limit": 500, "eval_limit": 100})
+    records = []
+    for number, changes in enumerate(limits):
+        recipe = recipes.override(recipes.get("demo-aa"), changes)
+        folder = finished_run(tmp_path / str(number), recipe, 60.0 + number)
+        summary = json.loads((folder / "summary.json").read_text()) | {"overrides": overrides_of(recipe)}
+        (folder / "summary.json").write_text(json.dumps(summary))
+        records.append(record_result(folder, tmp_path / "kept"))
+    assert {path.parent.name for path in records} == {"shapes-part"}
+    names = ["", "-eval_limit_100", "-eval_limit_200", "-eval_limit_100-train_limit_500"]
+    assert [path.name for path in records] == [f"aa_small{name}-seed0.json" for name in names]
+
+
 def test_only_finished_runs_have_results(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "copy")
     (copy / "summary.json").unlink()

@@ -330,9 +330,8 @@ def record_result(run: str | Path, folder: str | Path = "results") -> Path:
         dataset += "-part"  # the tables must not take it for a run on all images
     # Where the data lay is nobody else's business.
     overrides = {name: value for name, value in summary.get("overrides", {}).items() if name != "data_dir"}
-    elsewhere = ("model", "train_limit", "eval_limit")  # before it, and in the folder's name
     changed = results.changes_of({"overrides": overrides})
-    changes = {name: value for name, value in changed.items() if name not in elsewhere}
+    changes = {name: value for name, value in changed.items() if name != "model"}  # which stands before them
     parts = [f"{name}_{value}" for some in (summary["options"], changes) for name, value in sorted(some.items())]
     name = "-".join([summary["model"], *parts, f"seed{summary['seed']}"])
     record = summary | {"dataset": dataset, "overrides": overrides}
