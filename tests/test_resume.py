@@ -342,6 +342,27 @@ def test_a_weight_that_is_not_finite_is_never_saved(run, monkeypatch):
     assert checkpoints(run) == []
 
 
+@pytest.mark.parametrize("value", ["nan", "inf"])
+def test_an_evaluation_that_is_not_finite_stops_the_run(value, whole, run, monkeypatch):
+    real = Classify.evaluate
+    broken = {"loss": float(value)}
+    monkeypatch.setattr(Classify, "evaluate", lambda *arguments: real(*arguments) | broken)
+    with pytest.raises(NotFinite, match=r"the loss of the evaluation is not finite after step 5, epoch 1; .*step-0*4;"):
+        train(RECIPE, run, device="cpu")
+    assert not (run / "summary.json").exists()
+    assert not (run / "metrics.csv").exists()
+    monkeypatch.undo()
+    end_like(whole, run)
+
+
+def test_weights_that_are_huge_after_the_last_step_are_not_saved(run):
+    """No weight is infinite, and the loss of the only step was that of the fresh network."""
+    with pytest.raises(NotFinite, match="the loss of the evaluation is not finite after step 1, epoch 1; there is no"):
+        train(tiny(epochs=1, batch=80, lr=1e30, warmup=0.0), run, device="cpu")
+    assert checkpoints(run) == []
+    assert not (run / "summary.json").exists()
+
+
 def test_a_folder_with_a_run_is_refused_with_the_way_out(whole):
     before = outcome(whole)
     with pytest.raises(ValueError, match=rf"{whole} holds a run already; .* --resume {whole}"):

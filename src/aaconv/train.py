@@ -1,5 +1,6 @@
 """Training: one loop for every task and recipe, into a run folder that can be gone on with at any step."""
 
+import math
 import os
 import resource
 import sys
@@ -30,7 +31,7 @@ Batch = TypeVar("Batch")
 
 
 class NotFinite(ValueError):
-    """The loss, or a weight, is infinite or not a number."""
+    """The loss, a weight, or what was evaluated is infinite or not a number."""
 
 
 class Stopped(SystemExit):
@@ -207,7 +208,7 @@ class Trainer:
         row |= {f"train_{name}": value for name, value in zip(self.task.running, running, strict=True)}
         last = self.epoch + 1 == self.recipe.epochs
         if last or (self.epoch + 1) % self.recipe.eval_every == 0:
-            row |= self._evaluate()
+            row |= self._finite(self._evaluate())
         self.rows.append(row)
         images = self.recipe.batch * self.steps_per_epoch
         speed = {"epoch": self.epoch + 1, "seconds": round(seconds, 3), "images_per_second": round(images / seconds, 1)}
@@ -234,6 +235,16 @@ class Trainer:
                 return self.task.evaluate(judged, self._watched(self.eval_loader.batches()))
         except _Interrupted:
             self._stop(self.interrupts.received)
+
+    def _finite(self, found: dict[str, float | None]) -> dict[str, float | None]:
+        """What was evaluated. After the last step of an epoch no loss tells of weights that are numbers, but huge."""
+        for name, value in found.items():
+            if value is not None and not math.isfinite(value):
+                raise NotFinite(
+                    f"the {name} of the evaluation is not finite after step {self.steps}, epoch {self.epoch + 1}; "
+                    f"{self.writer.last_good()}; a smaller lr or clip_grad may help"
+                )
+        return found
 
     def _watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """A process that is alone obeys a signal in the middle of an evaluation; many finish it first."""
