@@ -12,6 +12,7 @@ import pytest
 import torch
 from detection_data import make_coco
 from PIL import Image
+from tiny_runs import break_weights
 
 from aaconv import cli, recipes
 from aaconv import detect as detection_task
@@ -275,6 +276,13 @@ def test_detections_are_saved_here_and_scored_there(run, monkeypatch, caplog):
         score_run(run, run / "nothing.json")
     with pytest.raises(ValueError, match="is no run folder"):
         score_run(run.parent)
+
+
+def test_weights_without_a_finite_loss_are_named_and_no_detections_saved(run, tmp_path):
+    loaded = load_model(run, weights=break_weights(run, tmp_path / "broken.safetensors"))
+    with pytest.raises(ValueError, match=r"loss on coco is not finite: the weights .*broken\.safetensors are damaged"):
+        evaluate_run(loaded, save=tmp_path / "detections.json")
+    assert not (tmp_path / "detections.json").exists()
 
 
 def test_evaluate_refuses_other_classes_and_other_tasks(run):

@@ -1,14 +1,16 @@
 """Evaluation: the run's own figures again, other data, confusions, and what does not fit together."""
 
 import json
+import shutil
 from dataclasses import replace
 
 import pytest
 import torch
 from PIL import Image
-from tiny_runs import train_tiny
+from tiny_runs import break_weights, train_tiny
 
 from aaconv import terminal
+from aaconv.cli import main
 from aaconv.evaluate import Confused, Evaluation, confusions, evaluate, precision, print_evaluation
 from aaconv.machine import pick_device
 from aaconv.run_folder import read_summary
@@ -66,6 +68,19 @@ def test_wrong_sources_weights_and_devices(run, tmp_path):
         evaluate(run, weights="ema", device="cpu")
     with pytest.raises(ValueError, match="no device 'gpu'"):
         pick_device("gpu")
+
+
+@pytest.mark.parametrize("factor", [1e30, float("nan")])
+@pytest.mark.parametrize("options", [[], ["--json"], ["--weights", "last", "--data", "shapes", "--limit", "10"]])
+def test_weights_without_a_finite_loss_are_named(factor, options, run, tmp_path, capsys):
+    broken = shutil.copytree(run, tmp_path / "broken")
+    break_weights(run, broken / "model.safetensors", factor)
+    assert main(["eval", str(broken), "--device", "cpu", *options]) == 2
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    told = f"the loss on shapes is not finite: the weights {broken}/model.safetensors are damaged or diverged"
+    assert printed.err.startswith(f"aaconv: error: {told}")
+    assert printed.err.count("\n") == 1
 
 
 def test_a_long_evaluation_says_how_far_it_is(run, capsys, monkeypatch):

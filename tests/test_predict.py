@@ -1,12 +1,13 @@
 """Prediction: the network's own answer for a file, whatever its mode and size, and broken files named."""
 
 import json
+import re
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
-from tiny_runs import train_tiny
+from tiny_runs import break_weights, train_tiny
 
 from aaconv.data import open_dataset
 from aaconv.predict import find_images, predict, print_predictions, read_image
@@ -111,6 +112,15 @@ def test_broken_files_are_named_and_skipped(run, photo, tmp_path, capsys):
         print_predictions(run, [broken, photo, tmp_path / "text.jpg"], device="cpu", as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert [bool(one["error"]) for one in found] == [True, False, True]
+
+
+@pytest.mark.parametrize("as_json", [False, True])
+def test_weights_without_a_finite_output_are_named(as_json, run, photo, tmp_path, capsys):
+    broken = break_weights(run, tmp_path / "broken.safetensors")
+    told = f"the output for {photo} is not finite: the weights {broken} are damaged or diverged"
+    with pytest.raises(ValueError, match=re.escape(told)):
+        print_predictions(run, [photo], weights=broken, device="cpu", as_json=as_json)
+    assert capsys.readouterr().out == ""
 
 
 def test_a_model_without_names_of_classes_counts_them(photo):

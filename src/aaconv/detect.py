@@ -230,7 +230,7 @@ def evaluate_run(
     Where nothing computes mAP its values are None, and the detections are saved in any case, by default as
     detections.json in the run folder, for `score_run`.
     """
-    from .evaluate import precision
+    from .evaluate import check_finite, precision
 
     if loaded.task != "detect" or loaded.recipe is None:
         raise ValueError(f"{loaded.source} is no run of a detector")
@@ -239,6 +239,7 @@ def evaluate_run(
     loader = _loader(recipe, dataset, batch or recipe.batch, world, loaded.size)
     with precision(recipe, world.device):
         found = find(loaded.model, loader.batches(), loader.dataset, DetectionLoss(), world)
+    check_finite(loaded, recipe.data, found.losses)
     values: dict[str, Any] = found.losses | dict.fromkeys(METRICS)
     if scorer() is not None:
         values |= mean_average_precision(loader.dataset, found.results, found.seen)

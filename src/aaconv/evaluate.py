@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -100,8 +101,21 @@ def judge(loaded: Loaded, dataset: Dataset, *, batch: int | None = None, device:
     with precision(loaded.recipe, device):
         counts = count(loaded.model, counted(loader.batches(), len(dataset)), len(dataset.classes))
     names = [class_title(name) for name in loaded.classes or dataset.classes]
-    number = int(counts.sums[0])
-    return Evaluation(loaded.source, dataset.name, number, counts.metrics(), confusions(counts.confusion, names))
+    number, metrics = int(counts.sums[0]), counts.metrics()
+    check_finite(loaded, dataset.name, metrics)
+    return Evaluation(loaded.source, dataset.name, number, metrics, confusions(counts.confusion, names))
+
+
+def not_finite(loaded: Loaded, what: str) -> ValueError:
+    """The error where something of a network is infinite or not a number: images are finite, so it is the weights."""
+    reason = f"the weights {loaded.file or f'of {loaded.source}'} are damaged or diverged in training"
+    return ValueError(f"{what} is not finite: {reason}; take others with --weights")
+
+
+def check_finite(loaded: Loaded, data: str, metrics: dict[str, float]) -> None:
+    for name, value in metrics.items():
+        if not math.isfinite(value):
+            raise not_finite(loaded, f"the {name} on {data}")
 
 
 def precision(recipe: Recipe | None, device: torch.device) -> AbstractContextManager:

@@ -21,7 +21,7 @@ from .data.image_files import naming_unreadable, read_photograph
 from .data.preview import class_title
 from .data.transforms import EVAL_CROP
 from .data.unreadable import UnreadableImage
-from .evaluate import precision
+from .evaluate import not_finite, precision
 from .machine import pick_device
 from .run_folder import Loaded, is_run, load_model, read_config
 from .terminal import console
@@ -48,7 +48,10 @@ def predict(
     batch: int = 32,
     device: str | None = None,
 ) -> Iterator[Prediction]:
-    """A prediction an image, in order; those that cannot be read have an `error`. Paths are looked at before all."""
+    """A prediction an image, in order; those that cannot be read have an `error`. Paths are looked at before all.
+
+    Weights whose output is not finite are a ValueError, at the first image.
+    """
     files, where = find_images(images), pick_device(device)
     loaded = load_model(source, weights=weights, pretrained=pretrained, device=where)
     if loaded.task == "detect":
@@ -69,7 +72,10 @@ def _predict(loaded: Loaded, files: list[Path], top: int, batch: int, device: to
             found = iter(probabilities)
         for path, image in zip(part, read, strict=True):
             if isinstance(image, Tensor):
-                yield Prediction(str(path), _best(next(found), loaded.classes, top))
+                one = next(found)
+                if not one.isfinite().all():
+                    raise not_finite(loaded, f"the output for {path}")
+                yield Prediction(str(path), _best(one, loaded.classes, top))
             else:
                 yield Prediction(str(path), {}, image)
 

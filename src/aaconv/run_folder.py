@@ -55,6 +55,8 @@ class Loaded:
     task: str
     source: str
     metrics: dict[str, Any] | None
+    file: Path | None = None
+    """Which the weights were read from; None: they are a name's own, or fresh."""
 
 
 def is_run(path: str | Path) -> bool:
@@ -130,6 +132,7 @@ def _load_run(run: Path, weights: str | Path | None, device: torch.device | str)
         task=recipe.task,
         source=str(run),
         metrics=_read_json(summary) if summary.is_file() else None,
+        file=file,
     )
 
 
@@ -167,6 +170,7 @@ def _load_named(
         task="classify",
         source=name,
         metrics=facts_of_weights(known) if own_head and weights is None else None,
+        file=None if weights is None else Path(weights),
     )
 
 
