@@ -93,15 +93,19 @@ def test_the_command_links_to_the_explorer(runs, tmp_path, monkeypatch, capsys):
         (["RUN", "-o", "nowhere/report.html"], "there is no folder nowhere"),
         (["started"], "no finished epoch"),
         (["broken"], "environment.json is not JSON"),
+        (["empty"], "empty/metrics.csv has no rows; copy it again"),
+        (["slow"], "slow/speed.csv cannot be read: No such file or directory; copy it again"),
     ],
 )
 def test_what_is_wrong_is_one_line(arguments, hint, runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    for name in ("started", "broken"):
+    missing = {"started": ("metrics.csv", "summary.json"), "broken": (), "empty": (), "slow": ("speed.csv",)}
+    for name, files in missing.items():
         (tmp_path / name).mkdir()
         for file in runs[0].iterdir():
-            if file.is_file() and not (name == "started" and file.name == "metrics.csv"):
+            if file.is_file() and file.name not in files:
                 (tmp_path / name / file.name).write_bytes(file.read_bytes())
+    (tmp_path / "empty" / "metrics.csv").write_text("")
     (tmp_path / "broken" / "environment.json").write_text("{")
     assert cli.main(["report", *(str(runs[0]) if word == "RUN" else word for word in arguments)]) == 2
     error = capsys.readouterr().err

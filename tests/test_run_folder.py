@@ -13,7 +13,16 @@ from training_runs import no_curves, one_thread, tiny  # noqa: F401
 from aaconv import curves, recipes
 from aaconv.models import create_model
 from aaconv.recipes import Model
-from aaconv.run_folder import is_run, load_model, overrides_of, read_metrics, read_speed, record_result, write_rows
+from aaconv.run_folder import (
+    is_run,
+    load_model,
+    overrides_of,
+    read_course,
+    read_metrics,
+    read_speed,
+    record_result,
+    write_rows,
+)
 from aaconv.tables import cells
 from aaconv.train import resume, train
 
@@ -258,6 +267,8 @@ def test_no_result_is_kept_of_a_damaged_summary(changes, told, tmp_path):
         (b"epoch,top1\n1,high\n", "is damaged: could not convert"),
         (b"epoch,top1\n1,\xff\n", "is damaged: .* decode"),
         (b"epoch,top1\n1," + b"1" * 200_000, "is damaged: field larger"),
+        (b"top1\n60.0\n", "is damaged: line 2 is not epoch 1"),
+        (b"epoch,top1\n1,50.0\n3,60.0\n", "is damaged: line 3 is not epoch 2"),
         (b"epoch,top1\n1,50.0\n", r"ends with top1 50\.0, but summary\.json has 60\.0"),
     ],
     ids=lambda value: repr(value)[:30],
@@ -265,19 +276,48 @@ def test_no_result_is_kept_of_a_damaged_summary(changes, told, tmp_path):
 def test_no_result_is_kept_with_damaged_metrics(content, told, tmp_path):
     run = finished_run(tmp_path / "run", tiny(), 60.0)
     (run / "metrics.csv").unlink() if content is None else (run / "metrics.csv").write_bytes(content)
-    with pytest.raises(ValueError, match=rf"run/metrics\.csv {told}.*; copy it again"):
-        record_result(run, tmp_path / "kept")
+    for read in (lambda: record_result(run, tmp_path / "kept"), lambda: curves._read([run]), lambda: read_course(run)):
+        with pytest.raises(ValueError, match=rf"run/metrics\.csv {told}.*; copy it again"):
+            read()
     assert not (tmp_path / "kept").exists()
 
 
 def test_damaged_metrics_are_written_again_as_the_error_says(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "run")
     (copy / "metrics.csv").write_text("")
-    with pytest.raises(ValueError, match=r"has no rows; remove .*/summary\.json and .* --resume"):
-        record_result(copy, tmp_path / "kept")
+    for read in (lambda: record_result(copy, tmp_path / "kept"), lambda: curves._read([copy])):
+        with pytest.raises(ValueError, match=r"has no rows; remove .*/summary\.json and .* --resume"):
+            read()
     (copy / "summary.json").unlink()
     resume(copy, device="cpu")
     assert read_csv(record_result(copy, tmp_path / "kept")) == (run / "metrics.csv").read_text()
+
+
+def test_damaged_metrics_of_a_run_that_goes_on_are_written_by_going_on(run, tmp_path):
+    copy = shutil.copytree(run, tmp_path / "run")
+    (copy / "summary.json").unlink()
+    (copy / "metrics.csv").write_text("epoch,top1\n1\n")
+    with pytest.raises(ValueError, match=r"is damaged: line 2 .*; have it written anew: aaconv train --resume .*/run$"):
+        read_course(copy)
+    resume(copy, device="cpu")
+    assert read_course(copy) == read_course(run)
+
+
+def test_a_recorded_course_is_checked_like_that_of_its_run(tmp_path):
+    run = finished_run(tmp_path / "run", tiny(), 60.0)
+    path = record_result(run, tmp_path / "kept")
+    whole = read_csv(path)
+    for content, told in (
+        ("", "has no rows"),
+        ("epoch,top1\n2,60.0\n", "is damaged: line 2 is not epoch 1"),
+        ("epoch,top1\n1,50.0\n", rf"ends with top1 50\.0, but {path.name} has 60\.0"),
+    ):
+        path.with_suffix(".csv").write_text(content)
+        with pytest.raises(ValueError, match=rf"\.csv {told}; record its run again: aaconv record RUN"):
+            curves._read([path])
+    record_result(run, tmp_path / "kept")
+    assert read_csv(path) == whole
+    curves._read([path])
 
 
 def test_a_place_that_cannot_be_written_is_named(tmp_path):
@@ -300,7 +340,7 @@ def test_a_result_that_diverged_is_kept_once(tmp_path):
     run = finished_run(tmp_path / "run", tiny(), 50.0)
     summary = json.loads((run / "summary.json").read_text()) | {"loss": float("nan")}
     (run / "summary.json").write_text(json.dumps(summary))
-    write_rows(run / "metrics.csv", [{"top1": 50.0, "loss": float("nan")}], ["top1", "loss"])
+    write_rows(run / "metrics.csv", [{"epoch": 1, "top1": 50.0, "loss": float("nan")}], ["epoch", "top1", "loss"])
     assert record_result(run, tmp_path / "kept") == record_result(run, tmp_path / "kept")
 
 

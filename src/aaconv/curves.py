@@ -22,7 +22,7 @@ from . import recipes, results
 from .files import replacing
 from .plots import BLUE, GREY, INK, RED, STYLE
 from .recipes.recipe import Recipe
-from .run_folder import METRICS, RECIPE, is_run, overrides_of, read_metrics, read_rows
+from .run_folder import RECIPE, check_course, is_run, overrides_of, read_course, read_rows
 
 KINDS = {"aa": RED, "se": BLUE, "plain": GREY}
 OTHERS = ("#2f8f5b", "#b7791f", "#7a4fa3", "#0f8b8d", "#a8425b", "#4b5d16")
@@ -109,12 +109,17 @@ def _read(runs: Sequence[str | Path]) -> list[Course]:
 def _of_run(run: Path) -> tuple[Recipe, Rows]:
     if not is_run(run):
         raise ValueError(f"{run} is no run folder, it has no {RECIPE}")
-    return recipes.load(run / RECIPE), read_metrics(run) if (run / METRICS).is_file() else []
+    return recipes.load(run / RECIPE), read_course(run)
 
 
 def _of_record(path: Path) -> tuple[Recipe, Rows]:
-    record = results.as_record(results.read_json(path), path)
-    return results.recipe_of(record), read_rows(path.with_suffix(".csv"))
+    record, metrics = results.as_record(results.read_json(path), path), path.with_suffix(".csv")
+    try:
+        rows = read_rows(metrics)
+        check_course(rows, metrics, record, path.name)
+    except ValueError as error:
+        raise ValueError(f"{error}; record its run again: aaconv record RUN") from None
+    return results.recipe_of(record), rows
 
 
 def _title_of(recipe: Recipe, *, alone: bool) -> str:

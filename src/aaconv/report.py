@@ -17,7 +17,7 @@ from .cost import Cost, count
 from .explore.page import fill, read
 from .files import check_writable, replacing
 from .hub import metric_rows
-from .run_folder import ENVIRONMENT, METRICS, RECIPE, Loaded, is_run, load_model, read_metrics, read_speed
+from .run_folder import ENVIRONMENT, RECIPE, Loaded, is_run, load_model, naming_the_way_out, read_course, read_speed
 from .terminal import readable_bytes
 
 DASH = "\N{EN DASH}"
@@ -63,11 +63,12 @@ def _read(path: Path) -> Run:
         known = json.loads(environment.read_text()) if environment.is_file() else {}
     except ValueError as error:
         raise ValueError(f"{environment} is not JSON: {error}") from None
-    metrics = read_metrics(path) if (path / METRICS).is_file() else []
+    metrics = read_course(path)
     if not metrics:
         raise ValueError(f"{path} has no finished epoch yet: there is nothing to report")
     cost = count(loaded.model, (loaded.size, loaded.size), name=loaded.recipe.model.name)
-    return Run(path, loaded, cost, known, metrics, read_speed(path))
+    with naming_the_way_out(path):
+        return Run(path, loaded, cost, known, metrics, read_speed(path))
 
 
 def _relative(page: Path, report: Path) -> str:

@@ -14,6 +14,8 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -231,6 +233,45 @@ def read_metrics(run: str | Path) -> list[Row]:
     return read_rows(Path(run) / METRICS)
 
 
+def read_course(run: str | Path) -> list[Row]:
+    """The rows of metrics.csv, epoch by epoch; none before the first is finished, and none may be missing then."""
+    with naming_the_way_out(Path(run)):
+        summary = read_summary(run) if (Path(run) / SUMMARY).is_file() else {}
+        return _course(Path(run), summary)
+
+
+def _course(run: Path, summary: dict[str, Any]) -> list[Row]:
+    finished = bool(summary.get("finished"))
+    rows = read_metrics(run) if finished or (run / METRICS).is_file() else []
+    if rows or finished:
+        check_course(rows, run / METRICS, summary, SUMMARY)
+    return rows
+
+
+def check_course(rows: list[Row], path: Path, summary: dict[str, Any], name: str) -> None:
+    """A ValueError where the rows of a file are not every epoch up to the one that the summary, in `name`, is of."""
+    if not rows:
+        raise ValueError(f"{path} has no rows")
+    if gap := next((epoch for epoch, row in enumerate(rows, 1) if row.get("epoch") != epoch), None):
+        raise ValueError(f"{path} is damaged: line {gap + 1} is not epoch {gap}")
+    for column, value in rows[-1].items():
+        nan = value != value
+        if column in summary and summary[column] != value and not (nan and summary[column] != summary[column]):
+            raise ValueError(f"{path} ends with {column} {value}, but {name} has {summary[column]}")
+
+
+@contextmanager
+def naming_the_way_out(run: Path) -> Iterator[None]:
+    """What is wrong with the tables or the summary of a run, and how to get them back."""
+    try:
+        yield
+    except ValueError as error:
+        both = f"remove {run / SUMMARY} and have both" if (run / SUMMARY).is_file() else "have it"
+        anew = f"{both} written anew: aaconv train --resume {run}"
+        way_out = anew if (run / CHECKPOINTS).is_dir() else "copy it again from where it was trained"
+        raise ValueError(f"{error}; {way_out}") from None
+
+
 def read_speed(run: str | Path) -> list[Row]:
     return read_rows(Path(run) / SPEED)
 
@@ -318,12 +359,8 @@ def record_result(run: str | Path, folder: str | Path = "results") -> Path:
         raise ValueError(f"{run} is no run folder, it has no {RECIPE}")
     if not is_finished(run):
         raise ValueError(f"{run} is not finished; go on with it: aaconv train --resume {run}")
-    try:
+    with naming_the_way_out(run):
         summary, rows = _checked(run)
-    except ValueError as error:
-        anew = f"remove {run / SUMMARY} and have both written anew: aaconv train --resume {run}"
-        way_out = anew if (run / CHECKPOINTS).is_dir() else "copy it again from where it was trained"
-        raise ValueError(f"{error}; {way_out}") from None
     dataset = re.sub(r"[^\w.-]+", "-", summary["data"].rstrip("/").rpartition("/")[2])
     if not dataset.strip("."):
         raise ValueError(
@@ -356,20 +393,14 @@ def record_result(run: str | Path, folder: str | Path = "results") -> Path:
 
 def _checked(run: Path) -> tuple[dict[str, Any], list[Row]]:
     """The summary and the metrics of a finished run; a ValueError where `aaconv table` could not read its record."""
-    summary, rows = _read_json(run / SUMMARY), read_metrics(run)
+    summary = read_summary(run)
     if missing := [name for name in ("model", "options", "data", "seed") if name not in summary]:
         raise ValueError(f"{run / SUMMARY} is not what a run writes: it lacks {', '.join(missing)}")
     try:
         results.check(summary)
     except ValueError as error:
         raise ValueError(f"{run / SUMMARY} is not what a run writes: {error}") from None
-    if not rows:
-        raise ValueError(f"{run / METRICS} has no rows")
-    for name, value in rows[-1].items():
-        nan = value != value
-        if name in summary and summary[name] != value and not (nan and summary[name] != summary[name]):
-            raise ValueError(f"{run / METRICS} ends with {name} {value}, but {SUMMARY} has {summary[name]}")
-    return summary, rows
+    return summary, _course(run, summary)
 
 
 def _read_json(path: Path) -> dict[str, Any]:
