@@ -2,6 +2,8 @@
 
 import itertools
 import json
+import shutil
+from dataclasses import replace
 
 import pytest
 from matplotlib import rc_context
@@ -155,15 +157,17 @@ def test_the_same_seed_twice_is_two_lines(seeds, tmp_path):
     assert [course.label for course in curves._read([seeds[1], again])] == ["small-1", "again"]
 
 
+def record(run, folder):
+    """Kept as if the run were finished; of the summary only what tells runs apart."""
+    recipe = recipes.load(run / "recipe.yaml")
+    summary = {"name": recipe.name, "model": recipe.model.name, "options": recipe.model.options}
+    summary |= {"data": recipe.data, "seed": recipe.seed, "epochs": recipe.epochs, "finished": True}
+    (run / "summary.json").write_text(json.dumps(summary | {"overrides": overrides_of(recipe)}))
+    return record_result(run, folder)
+
+
 def test_records_are_drawn_like_their_runs(seeds, tmp_path, capsys):
-    records = []
-    for run in seeds:
-        recipe = recipes.load(run / "recipe.yaml")
-        summary = {"name": recipe.name, "model": recipe.model.name, "options": recipe.model.options}
-        summary |= {"data": recipe.data, "seed": recipe.seed, "epochs": recipe.epochs, "finished": True}
-        summary["overrides"] = overrides_of(recipe)
-        (run / "summary.json").write_text(json.dumps(summary))
-        records.append(record_result(run, tmp_path / "kept"))
+    records = [record(run, tmp_path / "kept") for run in seeds]
     first, second = curves._read(records)
     assert first.points("top1") == curves._read(seeds)[0].points("top1")
     assert first.recipe == recipes.load(seeds[0] / "recipe.yaml")
@@ -175,6 +179,44 @@ def test_records_are_drawn_like_their_runs(seeds, tmp_path, capsys):
     records[0].write_text("[]")
     with pytest.raises(ValueError, match="not what `aaconv record` keeps"):
         curves.draw(records, tmp_path / "c.png")
+
+
+def test_no_two_lines_have_the_same_label(seeds, tmp_path):
+    kept, again = record(seeds[0], tmp_path / "kept"), record(seeds[0], tmp_path / "again")
+    name = kept.name
+    assert [course.label for course in curves._read([kept, again])] == [
+        f"cifar100-small-aa, kept/cifar100/{name}",
+        f"cifar100-small-aa, again/cifar100/{name}",
+    ]
+    copy = kept.with_name("copy.json")
+    for ending in (".json", ".csv"):
+        shutil.copy(kept.with_suffix(ending), copy.with_suffix(ending))
+    second = record(seeds[1], tmp_path / "kept")
+    labels = [course.label for course in curves._read([kept, copy, second])]
+    assert labels == [f"cifar100-small-aa, {path.name}" for path in (kept, copy, second)]
+    folder = seeds[0].rename(tmp_path / "cifar100-small-aa")
+    labels = [course.label for course in curves._read([folder, kept])]
+    assert labels == ["cifar100-small-aa", f"cifar100-small-aa, {name}"]
+
+
+def test_recipes_of_one_name_that_the_catalogue_does_not_know_are_told_apart(tmp_path):
+    runs = [
+        write_course(tmp_path / f"{batch}-{seed}", "demo-aa", [50.0, 60.0], batch=batch, seed=seed)
+        for batch in (16, 32)
+        for seed in range(2)
+    ]
+    for run in runs:
+        recipes.save(replace(recipes.load(run / "recipe.yaml"), name="mine"), run / "recipe.yaml")
+    assert [course.label for course in curves._read(runs)] == ["mine (2 seeds), 16-0", "mine (2 seeds), 32-0"]
+
+
+def test_what_is_named_twice_is_drawn_once(seeds):
+    assert [course.label for course in curves._read([seeds[0], seeds[0], f"{seeds[0]}/"])] == ["small-0"]
+
+
+def test_a_run_within_another_has_a_label_of_its_own(tmp_path):
+    runs = [write_course(tmp_path / place, "demo-aa", [50.0, 60.0]) for place in ("a", "a/a")]
+    assert [course.label for course in curves._read(runs)] == ["a", "a/a"]
 
 
 def test_of_many_courses_only_the_tests_are_compared(tmp_path):

@@ -6,6 +6,7 @@ Runs that differ in the seed alone are one line, their mean, in a band from the 
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import cycle
@@ -84,26 +85,48 @@ def is_recorded(place: str | Path) -> bool:
     return Path(place).suffix == ".json" and Path(place).with_suffix(".csv").is_file()
 
 
+@dataclass(frozen=True)
+class _Run:
+    place: str
+    recorded: bool
+    recipe: Recipe
+    rows: Rows
+
+
 def _read(runs: Sequence[str | Path]) -> list[Course]:
-    """A course an experiment, in the order of their first runs; a seed that is there twice keeps its runs apart."""
-    groups: dict[str, list[tuple[str | None, Recipe, Rows]]] = {}
-    for run, folder in zip(map(Path, runs), _labels([Path(run) for run in runs]), strict=True):
-        recipe, rows = _of_record(run) if is_recorded(run) else _of_run(run)
+    """A course an experiment, in the order of their first runs; a seed that is there twice keeps its runs apart.
+
+    What is named twice is drawn once.
+    """
+    paths = list({Path(run).resolve(): Path(run) for run in runs}.values())
+    groups: dict[str, list[_Run]] = {}
+    for path, place in zip(paths, _places(paths), strict=True):
+        recipe, rows = _of_record(path) if is_recorded(path) else _of_run(path)
         if not rows:
-            raise ValueError(f"{run} has no finished epoch yet: there is nothing to draw")
-        label = None if is_recorded(run) else folder
-        groups.setdefault(results.told_apart(recipe), []).append((label, recipe, rows))
-    courses: list[tuple[str, Recipe, list[Rows]]] = []
-    names = [group[0][1].name for group in groups.values()]
+            raise ValueError(f"{path} has no finished epoch yet: there is nothing to draw")
+        groups.setdefault(results.told_apart(recipe), []).append(_Run(place, is_recorded(path), recipe, rows))
+    labelled: list[tuple[str, list[_Run]]] = []
+    names = [group[0].recipe.name for group in groups.values()]
     for group in groups.values():
-        recipe, seeds = group[0][1], {recipe.seed for _, recipe, _ in group}
+        recipe, seeds = group[0].recipe, {run.recipe.seed for run in group}
         title = _title_of(recipe, alone=names.count(recipe.name) == 1)
         if 1 < len(seeds) == len(group):
-            courses.append((f"{title} ({len(seeds)} seeds)", recipe, [rows for _, _, rows in group]))
+            labelled.append((f"{title} ({len(seeds)} seeds)", group))
         else:
-            courses += [(label or title, recipe, [rows]) for label, recipe, rows in group]
-    colours = _colours([recipe for _, recipe, _ in courses])
-    return [Course(*course, colour) for course, colour in zip(courses, colours, strict=True)]
+            labelled += [(title if run.recorded else run.place, [run]) for run in group]
+    labels = _distinct([(label, group[0].place) for label, group in labelled])
+    colours = _colours([group[0].recipe for _, group in labelled])
+    return [
+        Course(label, group[0].recipe, [run.rows for run in group], colour)
+        for label, (_, group), colour in zip(labels, labelled, colours, strict=True)
+    ]
+
+
+def _distinct(labels: list[tuple[str, str]]) -> list[str]:
+    """(label, place) -> labels, with the place behind those that are not alone. The seed would not do: runs of one
+    title are of one seed, or of recipes that the catalogue does not know and that differ in more than the seed."""
+    often = Counter(label for label, _ in labels)
+    return [label if often[label] == 1 or label == place else f"{label}, {place}" for label, place in labels]
 
 
 def _of_run(run: Path) -> tuple[Recipe, Rows]:
@@ -142,14 +165,14 @@ def _colours(found: list[Recipe]) -> list[str]:
     return [colours[place] for place in range(len(found))]
 
 
-def _labels(runs: list[Path]) -> list[str]:
-    """The folders' names, with as much of the way to them as tells them apart."""
+def _places(runs: list[Path]) -> list[str]:
+    """The names of folders and files, with as much of the way to them as tells them apart."""
     paths = [run.resolve() for run in runs]
     names = [path.name for path in paths]
     if len(set(names)) == len(names):
         return names
-    common = Path(os.path.commonpath(paths))
-    return [str(path.relative_to(common)) if path != common else path.name for path in paths]
+    common = os.path.commonpath([path.parent for path in paths])
+    return [str(path.relative_to(common)) for path in paths]
 
 
 def figure(courses: list[Course]) -> Figure:
