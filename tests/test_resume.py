@@ -343,16 +343,19 @@ def test_a_weight_that_is_not_finite_is_never_saved(run, monkeypatch):
 
 
 @pytest.mark.parametrize("value", ["nan", "inf"])
-def test_an_evaluation_that_is_not_finite_stops_the_run(value, whole, run, monkeypatch):
+def test_an_evaluation_that_is_not_finite_is_left_out_and_ends_no_run(value, run, monkeypatch, capsys):
     real = Classify.evaluate
     broken = {"loss": float(value)}
     monkeypatch.setattr(Classify, "evaluate", lambda *arguments: real(*arguments) | broken)
-    with pytest.raises(NotFinite, match=r"the loss of the evaluation is not finite after step 5, epoch 1; .*step-0*4;"):
+    line = "the loss of the evaluation is not finite after step"
+    with pytest.raises(NotFinite, match=rf"{line} 10, epoch 2; .*step-0*8;"):
         train(RECIPE, run, device="cpu")
+    assert f"{line} 5, epoch 1: it is left out" in capsys.readouterr().out
     assert not (run / "summary.json").exists()
-    assert not (run / "metrics.csv").exists()
     monkeypatch.undo()
-    end_like(whole, run)
+    resume(run, device="cpu")
+    rows = run_folder.read_metrics(run)
+    assert [row.get("top1") is None for row in rows] == [True, False]
 
 
 def test_weights_that_are_huge_after_the_last_step_are_not_saved(run):

@@ -208,7 +208,7 @@ class Trainer:
         row |= {f"train_{name}": value for name, value in zip(self.task.running, running, strict=True)}
         last = self.epoch + 1 == self.recipe.epochs
         if last or (self.epoch + 1) % self.recipe.eval_every == 0:
-            row |= self._finite(self._evaluate())
+            row |= self._finite(self._evaluate(), last)
         self.rows.append(row)
         images = self.recipe.batch * self.steps_per_epoch
         speed = {"epoch": self.epoch + 1, "seconds": round(seconds, 3), "images_per_second": round(images / seconds, 1)}
@@ -236,15 +236,18 @@ class Trainer:
         except _Interrupted:
             self._stop(self.interrupts.received)
 
-    def _finite(self, found: dict[str, float | None]) -> dict[str, float | None]:
-        """What was evaluated. After the last step of an epoch no loss tells of weights that are numbers, but huge."""
-        for name, value in found.items():
-            if value is not None and not math.isfinite(value):
-                raise NotFinite(
-                    f"the {name} of the evaluation is not finite after step {self.steps}, epoch {self.epoch + 1}; "
-                    f"{self.writer.last_good()}; a smaller lr or clip_grad may help"
-                )
-        return found
+    def _finite(self, found: dict[str, float | None], last: bool) -> dict[str, float | None]:
+        """What was evaluated, or nothing if some of it is not finite: half precision may overflow while
+        the statistics of the norms are young. After the last step no loss tells any more of weights that are too large.
+        """
+        bad = next((name for name, value in found.items() if value is not None and not math.isfinite(value)), None)
+        if bad is None:
+            return found
+        line = f"the {bad} of the evaluation is not finite after step {self.steps}, epoch {self.epoch + 1}"
+        if last:
+            raise NotFinite(f"{line}; {self.writer.last_good()}; a smaller lr or clip_grad may help")
+        self.display.say(f"{line}: it is left out")
+        return {}
 
     def _watched(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         """A process that is alone obeys a signal in the middle of an evaluation; many finish it first."""
