@@ -207,7 +207,7 @@ def test_recipes_of_one_name_that_the_catalogue_does_not_know_are_told_apart(tmp
     ]
     for run in runs:
         recipes.save(replace(recipes.load(run / "recipe.yaml"), name="mine"), run / "recipe.yaml")
-    assert [course.label for course in curves._read(runs)] == ["mine (2 seeds), 16-0", "mine (2 seeds), 32-0"]
+    assert [course.label for course in curves._read(runs)] == ["mine --batch 16 (2 seeds)", "mine --batch 32 (2 seeds)"]
 
 
 def test_what_is_named_twice_is_drawn_once(seeds):

@@ -10,7 +10,7 @@ import timm
 import torch
 from training_runs import no_curves, one_thread, tiny  # noqa: F401
 
-from aaconv import curves, recipes
+from aaconv import curves, recipes, results
 from aaconv.models import create_model
 from aaconv.recipes import Model
 from aaconv.run_folder import (
@@ -160,7 +160,14 @@ def test_what_differs_from_the_catalogue_is_kept():
     usual = recipes.get(name)
     assert overrides_of(usual) == {}
     assert overrides_of(recipes.override(usual, {"epochs": usual.epochs + 1})) == {"epochs": usual.epochs + 1}
-    assert overrides_of(tiny()) == {}
+
+
+def test_of_a_recipe_that_the_catalogue_does_not_have_all_is_kept():
+    recipe = tiny(lr=0.3, decay_epochs=(1.0,))
+    assert overrides_of(recipe)["lr"] == 0.3
+    kept = {"name": recipe.name, "model": recipe.model.name, "options": recipe.model.options, "data": recipe.data}
+    kept |= {"epochs": recipe.epochs, "overrides": json.loads(json.dumps(overrides_of(recipe))), "seed": recipe.seed}
+    assert results.recipe_of(kept) == recipe
 
 
 # Results
@@ -181,7 +188,7 @@ def test_a_result_appears_in_the_papers_table(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     recipe = tiny(model=Model("aa_wrn28_10"), data="cifar100", train_limit=None, eval_limit=None, seed=3, epochs=500)
     path = record_result(finished_run(tmp_path / "run", recipe, 81.6))
-    assert path == Path("results/cifar100/aa_wrn28_10-seed3.json")
+    assert path == Path("results/cifar100/aa_wrn28_10-recipe_tiny-seed3.json")
     assert read_csv(path) == "epoch,top1\n1,81.6\n"
     found = [cell for cell in cells([1]) if cell.column == "top-1" and cell.ours is not None]
     assert [cell.exact for cell in found] == [81.6]
@@ -196,7 +203,7 @@ def read_csv(path):
 
 def test_results_on_part_of_the_images_are_kept_apart(run, tmp_path):
     path = record_result(run, tmp_path / "results")
-    assert path == tmp_path / "results/shapes-part/aa_small-num_heads_2-seed0.json"
+    assert path == tmp_path / "results/shapes-part/aa_small-num_heads_2-recipe_tiny-seed0.json"
 
 
 def test_a_changed_recipe_has_a_record_of_its_own(tmp_path):

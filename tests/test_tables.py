@@ -151,11 +151,11 @@ def test_measured_map_stands_in_tables_5_and_8(tmp_path, monkeypatch):
     assert found[5, "ResNet-50", "mAP"].ours is None
 
 
-def keep(folder, name, seed, top1, dataset="cifar100", **changes):
+def keep(folder, name, seed, top1, dataset="cifar100", called=None, **changes):
     """A record as `aaconv record` keeps it."""
     usual = recipes.get(name)
-    recipe = recipes.override(usual, changes)
-    record = {"name": name, "model": recipe.model.name, "options": recipe.model.options, "seed": seed}
+    recipe = replace(recipes.override(usual, changes), name=called or name)
+    record = {"name": recipe.name, "model": recipe.model.name, "options": recipe.model.options, "seed": seed}
     record |= {"epochs": recipe.epochs, "top1": top1, "top5": top1 + 20, "device": "a GPU", "seconds_per_epoch": 1.5}
     record["overrides"] = overrides_of(replace(recipe, seed=seed, data_dir="/data"))
     place = folder / dataset
@@ -163,6 +163,20 @@ def keep(folder, name, seed, top1, dataset="cifar100", **changes):
     path = place / f"{len(list(place.iterdir()))}.json"
     path.write_text(json.dumps(record))
     return path
+
+
+def test_recipes_of_ones_own_are_told_apart_by_their_fields(tmp_path, capsys):
+    for seed, batch in ((0, 64), (1, 64), (0, 128)):
+        keep(tmp_path, "cifar100-small-aa", seed, 70.0 + batch / 64 + seed, batch=batch, called="mine")
+    print_tables([1], folder=tmp_path)
+    lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
+    start = next(place for place, line in enumerate(lines) if line.startswith("our runs"))
+    rows = [line.split() for line in lines[start + 1 : start + 3]]
+    assert [row[:3] + row[5:6] for row in rows] == [["mine", "1)", "2", "71.50"], ["mine", "2)", "1", "72.00"]]
+    notes = [line.strip() for line in lines[start + 4 : start + 6]]
+    for mark, (note, batch) in enumerate(zip(notes, (64, 128), strict=True), 1):
+        assert note.startswith(f"{mark}) a recipe of its own, with --batch {batch} ")
+        assert "--weight-decay 0.0005" in note
 
 
 def leave_out(path, *fields):

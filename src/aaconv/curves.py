@@ -106,10 +106,10 @@ def _read(runs: Sequence[str | Path]) -> list[Course]:
             raise ValueError(f"{path} has no finished epoch yet: there is nothing to draw")
         groups.setdefault(results.told_apart(recipe), []).append(_Run(place, is_recorded(path), recipe, rows))
     labelled: list[tuple[str, list[_Run]]] = []
-    names = [group[0].recipe.name for group in groups.values()]
+    firsts = [group[0].recipe for group in groups.values()]
     for group in groups.values():
         recipe, seeds = group[0].recipe, {run.recipe.seed for run in group}
-        title = _title_of(recipe, alone=names.count(recipe.name) == 1)
+        title = _title_of(recipe, [other for other in firsts if other.name == recipe.name and other is not recipe])
         if 1 < len(seeds) == len(group):
             labelled.append((f"{title} ({len(seeds)} seeds)", group))
         else:
@@ -124,7 +124,7 @@ def _read(runs: Sequence[str | Path]) -> list[Course]:
 
 def _distinct(labels: list[tuple[str, str]]) -> list[str]:
     """(label, place) -> labels, with the place behind those that are not alone. The seed would not do: runs of one
-    title are of one seed, or of recipes that the catalogue does not know and that differ in more than the seed."""
+    title are of one seed, or of other networks or data under a name that the catalogue does not have."""
     often = Counter(label for label, _ in labels)
     return [label if often[label] == 1 or label == place else f"{label}, {place}" for label, place in labels]
 
@@ -145,12 +145,20 @@ def _of_record(path: Path) -> tuple[Recipe, Rows]:
     return results.recipe_of(record), rows
 
 
-def _title_of(recipe: Recipe, *, alone: bool) -> str:
-    """The name of a recipe, and what was changed in it where that tells it from another, or judges other images."""
-    if (alone and not recipe.holdout) or recipe.name not in recipes.names():
+def _title_of(recipe: Recipe, others: list[Recipe]) -> str:
+    """The name of a recipe, and what was changed in it where that tells it from others of that name, or judges other
+    images. What all recipes of a name that the catalogue does not have share is not told."""
+    if not others and not recipe.holdout:
         return recipe.name
     changes = results.changes_of({"overrides": overrides_of(recipe)})
-    return " ".join([recipe.name, *results.options_of(recipes.get(recipe.name), changes)])
+    if recipe.name not in recipes.names():
+        changes = {
+            name: value
+            for name, value in changes.items()
+            if any(getattr(other, name) != getattr(recipe, name) for other in others)
+        }
+    usual = results.usual(recipe.name, recipe.model, recipe.data, recipe.epochs)
+    return " ".join([recipe.name, *results.options_of(usual, changes)])
 
 
 def _colours(found: list[Recipe]) -> list[str]:

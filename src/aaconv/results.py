@@ -76,6 +76,14 @@ class Experiment:
         return " ".join(["aaconv train", self.name, *changes, f"--seed {self.seeds[0]}"])
 
     @property
+    def note(self) -> str | None:
+        """The command, or what is known of a recipe that the catalogue does not have."""
+        if self.recipe is not None or not self.changes:
+            return self.command
+        bare = usual(self.name, recipes.Model(self.model, self.options), self.dataset, self.epochs or 1)
+        return " ".join(["a recipe of its own, with", *options_of(bare, self.changes)])
+
+    @property
     def seeds(self) -> list[int]:
         return [run["seed"] for run in self.runs]
 
@@ -175,16 +183,18 @@ def changes_of(record: Record) -> dict[str, Any]:
 def recipe_of(record: Record) -> recipes.Recipe:
     """The recipe that a record is about; a ValueError names the override that does not fit."""
     name, model = _name(record), recipes.Model(record["model"], record.get("options") or {})
-    if name in recipes.names():
-        recipe = recipes.get(name)
-    else:
-        data = record["data"] if "data" in record else record["dataset"]
-        recipe = recipes.Recipe(name, "", model, data, record.get("epochs", 1), batch=1)
+    data = record["data"] if "data" in record else record["dataset"]
+    recipe = usual(name, model, data, record.get("epochs", 1))
     hints, overrides = get_type_hints(recipes.Recipe), record.get("overrides") or {}
     changes = {key: fit(value, hints[key], key, "overrides") for key, value in overrides.items() if key in hints}
     evidence = recipe.evidence if recipe.model == model else None
     own = {"name": recipe.name, "model": model, "evidence": evidence, "seed": record.get("seed", 0)}
     return replace(recipe, **changes | own)
+
+
+def usual(name: str, model: recipes.Model, data: str, epochs: int) -> recipes.Recipe:
+    """What overrides are held against: the catalogue's recipe or, for a name that it does not have, all defaults."""
+    return recipes.get(name) if name in recipes.names() else recipes.Recipe(name, "", model, data, epochs, batch=1)
 
 
 def told_apart(recipe: recipes.Recipe) -> str:

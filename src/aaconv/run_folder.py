@@ -342,11 +342,10 @@ def summary_of(
 
 
 def overrides_of(recipe: Recipe) -> dict[str, Any]:
-    """The fields that differ from the recipe of that name in the catalogue."""
-    if recipe.name not in recipes.names():
-        return {}
-    own, usual = asdict(recipe), asdict(recipes.get(recipe.name))
-    return {name: value for name, value in own.items() if value != usual[name]}
+    """The fields that differ from the catalogue's recipe of that name or, if it has none, from the defaults."""
+    usual = results.usual(recipe.name, recipe.model, recipe.data, recipe.epochs)
+    own, others = asdict(recipe), asdict(usual)
+    return {name: value for name, value in own.items() if value != others[name]}
 
 
 def record_result(run: str | Path, folder: str | Path = "results") -> Path:
@@ -373,6 +372,8 @@ def record_result(run: str | Path, folder: str | Path = "results") -> Path:
     overrides = {name: value for name, value in summary.get("overrides", {}).items() if name != "data_dir"}
     changed = results.changes_of({"overrides": overrides})
     changes = {name: value for name, value in changed.items() if name != "model"}  # which stands before them
+    if recipe.name not in recipes.names():
+        changes = {"recipe": recipe.name}  # what it is called says it: of its fields most are not the defaults
     parts = [f"{name}_{value}" for some in (summary["options"], changes) for name, value in sorted(some.items())]
     name = "-".join([summary["model"], *parts, f"seed{summary['seed']}"])
     record = summary | {"dataset": dataset, "overrides": overrides}

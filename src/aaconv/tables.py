@@ -339,10 +339,10 @@ def _print_runs(output: Console, title: str, ours: list[Experiment]) -> None:
         shown.add_column(column, no_wrap=True)
         if column in in_the_paper:
             shown.add_column("paper", justify="right", no_wrap=True)
-    commands = [one.command for one in ours if one.command]
+    notes = [one.note for one in ours if one.note]
     for one in ours:
         seconds = one.mean("seconds_per_epoch")
-        mark = f" {commands.index(one.command) + 1})" if one.command else ""
+        mark = f" {notes.index(one.note) + 1})" if one.note else ""
         values, number = [], next((len(some) for column in columns if (some := one.values(_name(column)))), 0)
         for column in columns:
             values.append(_with_deviation(one, _name(column), number))
@@ -356,8 +356,8 @@ def _print_runs(output: Console, title: str, ours: list[Experiment]) -> None:
     where = f"; on {', '.join(devices)}" if devices else ""
     about = "the last epoch of n runs, mean ± standard deviation of a run; each command trains the first of them"
     output.print(f"  {about}{where}", highlight=False, markup=False, soft_wrap=True)
-    for mark, command in enumerate(commands, 1):
-        output.print(f"  {mark}) {command}", highlight=False, markup=False, soft_wrap=True)
+    for mark, note in enumerate(notes, 1):
+        output.print(f"  {mark}) {note}", highlight=False, markup=False, soft_wrap=True)
     for one in ours:
         for seed, files in one.repeated.items():
             about = f"{one.name}: n counts {len(files)} different runs of seed {seed}: {', '.join(files)}"
