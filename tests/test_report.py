@@ -2,6 +2,7 @@
 
 import base64
 import re
+import shutil
 from dataclasses import replace
 
 import pytest
@@ -76,6 +77,14 @@ def test_the_papers_value_stands_beside_ours(runs, tmp_path):
     assert "a &lt;b&gt;bold" in text
 
 
+def test_folders_of_the_same_name_are_told_apart(runs, tmp_path):
+    for name in ("first", "second"):
+        shutil.copytree(runs[0], tmp_path / name / "run")
+    twice = [tmp_path / "first/run", tmp_path / "second/run", tmp_path / "first/../first/run"]
+    text = write_report(twice, tmp_path / "report.html").read_text()
+    assert "<th>first/run</th><th>second/run</th></tr>" in re.sub(r"<th[^>]*>", "<th>", text)
+
+
 def test_the_command_links_to_the_explorer(runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "pages").mkdir()
@@ -93,13 +102,21 @@ def test_the_command_links_to_the_explorer(runs, tmp_path, monkeypatch, capsys):
         (["RUN", "-o", "nowhere/report.html"], "there is no folder nowhere"),
         (["started"], "no finished epoch"),
         (["broken"], "environment.json is not JSON"),
+        (["unread"], "unread/summary.json is not JSON: "),
+        (["unread"], "; copy it again"),
         (["empty"], "empty/metrics.csv has no rows; copy it again"),
         (["slow"], "slow/speed.csv cannot be read: No such file or directory; copy it again"),
     ],
 )
 def test_what_is_wrong_is_one_line(arguments, hint, runs, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    missing = {"started": ("metrics.csv", "summary.json"), "broken": (), "empty": (), "slow": ("speed.csv",)}
+    missing = {
+        "started": ("metrics.csv", "summary.json"),
+        "broken": (),
+        "unread": (),
+        "empty": (),
+        "slow": ("speed.csv",),
+    }
     for name, files in missing.items():
         (tmp_path / name).mkdir()
         for file in runs[0].iterdir():
@@ -107,6 +124,7 @@ def test_what_is_wrong_is_one_line(arguments, hint, runs, tmp_path, monkeypatch,
                 (tmp_path / name / file.name).write_bytes(file.read_bytes())
     (tmp_path / "empty" / "metrics.csv").write_text("")
     (tmp_path / "broken" / "environment.json").write_text("{")
+    (tmp_path / "unread" / "summary.json").write_text("{")
     assert cli.main(["report", *(str(runs[0]) if word == "RUN" else word for word in arguments)]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1

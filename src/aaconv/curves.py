@@ -98,9 +98,8 @@ def _read(runs: Sequence[str | Path]) -> list[Course]:
 
     What is named twice is drawn once.
     """
-    paths = list({Path(run).resolve(): Path(run) for run in runs}.values())
     groups: dict[str, list[_Run]] = {}
-    for path, place in zip(paths, _places(paths), strict=True):
+    for path, place in places(runs).items():
         recipe, rows = _of_record(path) if is_recorded(path) else _of_run(path)
         if not rows:
             raise ValueError(f"{path} has no finished epoch yet: there is nothing to draw")
@@ -173,14 +172,14 @@ def _colours(found: list[Recipe]) -> list[str]:
     return [colours[place] for place in range(len(found))]
 
 
-def _places(runs: list[Path]) -> list[str]:
-    """The names of folders and files, with as much of the way to them as tells them apart."""
-    paths = [run.resolve() for run in runs]
+def places(runs: Sequence[str | Path]) -> dict[Path, str]:
+    """Path -> the name of a folder or file, with as much of the way to it as tells it from others; each once."""
+    paths = {Path(run).resolve(): Path(run) for run in runs}
     names = [path.name for path in paths]
-    if len(set(names)) == len(names):
-        return names
-    common = os.path.commonpath([path.parent for path in paths])
-    return [str(path.relative_to(common)) for path in paths]
+    if len(set(names)) < len(names):
+        common = os.path.commonpath([path.parent for path in paths])
+        names = [str(path.relative_to(common)) for path in paths]
+    return dict(zip(paths.values(), names, strict=True))
 
 
 def figure(courses: list[Course]) -> Figure:

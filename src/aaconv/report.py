@@ -28,15 +28,13 @@ class Run:
     """A run folder, read."""
 
     path: Path
+    name: str
+    """Of its folder, with as much of the way to it as tells it from the others of a report."""
     loaded: Loaded
     cost: Cost
     environment: dict[str, Any]
     metrics: list[dict[str, Any]]
     speed: list[dict[str, Any]]
-
-    @property
-    def name(self) -> str:
-        return self.path.resolve().name
 
 
 def write_report(runs: Sequence[str | Path], path: str | Path, *, explorer: str | Path | None = None) -> Path:
@@ -45,7 +43,7 @@ def write_report(runs: Sequence[str | Path], path: str | Path, *, explorer: str 
     check_writable(path)
     if explorer is not None and not Path(explorer).is_file():
         raise FileNotFoundError(f"there is no page {explorer} to link to; aaconv explore writes one")
-    found = [_read(Path(run)) for run in runs]
+    found = [_read(run, name) for run, name in curves.places(runs).items()]
     if not found:
         raise ValueError("name at least one run folder")
     text = render(found, None if explorer is None else _relative(Path(explorer), path))
@@ -54,7 +52,7 @@ def write_report(runs: Sequence[str | Path], path: str | Path, *, explorer: str 
     return path
 
 
-def _read(path: Path) -> Run:
+def _read(path: Path, name: str) -> Run:
     if not is_run(path):
         raise ValueError(f"{path} is no run folder, it has no {RECIPE}")
     loaded = load_model(path)
@@ -68,7 +66,7 @@ def _read(path: Path) -> Run:
         raise ValueError(f"{path} has no finished epoch yet: there is nothing to report")
     cost = count(loaded.model, (loaded.size, loaded.size), name=loaded.recipe.model.name)
     with naming_the_way_out(path):
-        return Run(path, loaded, cost, known, metrics, read_speed(path))
+        return Run(path, name, loaded, cost, known, metrics, read_speed(path))
 
 
 def _relative(page: Path, report: Path) -> str:

@@ -72,8 +72,8 @@ def usual_weights(run: str | Path) -> str:
 
 
 def is_finished(run: str | Path) -> bool:
-    summary = Path(run) / SUMMARY
-    return summary.is_file() and bool(_read_json(summary).get("finished"))
+    with naming_the_way_out(Path(run)):
+        return (Path(run) / SUMMARY).is_file() and bool(read_summary(run).get("finished"))
 
 
 def check_free(run: Path) -> None:
@@ -123,7 +123,8 @@ def _load_run(run: Path, weights: str | Path | None, device: torch.device | str)
         hint = f"it has {', '.join(there)}" if there else "it has none yet: wait for its first checkpoint"
         raise ValueError(f"{run} has no weights {weights!r}; {hint}")
     fill(model, file)
-    summary = run / SUMMARY
+    with naming_the_way_out(run):
+        metrics = read_summary(run) if (run / SUMMARY).is_file() else None
     return Loaded(
         model=model.to(device).eval(),
         recipe=recipe,
@@ -133,7 +134,7 @@ def _load_run(run: Path, weights: str | Path | None, device: torch.device | str)
         size=facts.size,
         task=recipe.task,
         source=str(run),
-        metrics=_read_json(summary) if summary.is_file() else None,
+        metrics=metrics,
         file=file,
     )
 
