@@ -118,6 +118,14 @@ def test_the_colour_of_a_kind_is_that_of_its_usual_network(tmp_path):
     assert curves._read(runs)[1].colour == RED
 
 
+def test_the_colour_of_a_kind_is_that_of_its_usual_recipe(tmp_path):
+    runs = [
+        write_course(tmp_path / str(batch), "demo-plain", [50.0, 60.0], batch=batch)
+        for batch in (16, recipes.get("demo-plain").batch)
+    ]
+    assert curves._read(runs)[1].colour == GREY
+
+
 def test_runs_of_the_same_name_are_told_apart(table1, tmp_path):
     again = write_course(tmp_path / "more" / "aa", "cifar100-wrn28-10-aa", [1.0, 2.0])
     assert [course.label for course in curves._read([table1[2], again])] == ["aa", "more/aa"]

@@ -163,10 +163,11 @@ def _title_of(recipe: Recipe, others: list[Recipe]) -> str:
 def _colours(found: list[Recipe]) -> list[str]:
     """Attention is red, SE blue and convolutions grey, as in the paper's figures; a second one of a kind is another.
 
-    The first is one without options, if there is such a one.
+    The first is one without options and with the fewest changes.
     """
     others, colours = cycle(OTHERS), {}
-    for place in sorted(range(len(found)), key=lambda place: bool(found[place].model.options)):
+    changes = [len(results.changes_of({"overrides": overrides_of(recipe)})) for recipe in found]
+    for place in sorted(range(len(found)), key=lambda place: (bool(found[place].model.options), changes[place])):
         colour = KINDS.get(found[place].model.name.partition("_")[0])
         colours[place] = next(others) if colour is None or colour in colours.values() else colour
     return [colours[place] for place in range(len(found))]
