@@ -32,6 +32,7 @@ from .plots import GREY, INK, STYLE
 from .recipes.catalogue import DEMO_KINDS
 from .recipes.recipe import Recipe
 from .train import train
+from .training.run_lock import RunLock
 
 BOUND = 75.0
 CHANCE = 50.0
@@ -96,6 +97,8 @@ def own_folder(runs: Path, recipe: Recipe) -> Path:
     folder, number = runs / recipe.name, 1
     while folder.exists():
         if run_folder.is_run(folder) and recipes.load(folder / run_folder.RECIPE).name == recipe.name:
+            with RunLock(folder) as lock:
+                lock.take()  # another demo may be at it
             shutil.rmtree(folder)
             break
         number += 1

@@ -7,6 +7,7 @@ config.json        with model.safetensors, the last weights: timm.create_model("
 model-best.safetensors, model-ema.safetensors
 checkpoints/       to go on from
 summary.json, curves.png   at the end
+training.lock      while it is trained: the process that does it; training/run_lock.py
 """
 
 import csv

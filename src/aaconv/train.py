@@ -20,6 +20,7 @@ from .training.checkpoint import Checkpoint, Tensors
 from .training.distributed import World, joined, restarted
 from .training.interrupt import Interrupts
 from .training.learner import GRAPHED, Learner
+from .training.run_lock import RunLock
 from .training.run_writer import RunWriter
 from .training.running import RunningSums
 from .training.tasks import Task, create_task
@@ -49,19 +50,22 @@ def train(recipe: Recipe, run: str | Path, *, device: str | None = None) -> dict
     that torchrun has restarted go on with the run by themselves.
     """
     run = Path(run)
-    with joined(device) as world:
+    with joined(device) as world, RunLock(run) as lock:
+        world.first_does(lock.take)
         # Machines may count restarts differently: one that knows of it is enough.
         again = bool(world.highest(restarted())) and world.first_does(lambda: run_folder.is_run(run))
         if not again:
             world.first_does(lambda: run_folder.check_free(run))
-        return _run(recipe, run, world, again=again)
+        return _run(recipe, run, world, lock, again=again)
 
 
 def resume(run: str | Path, *, device: str | None = None) -> dict[str, Any]:
     """Go on with a run at its newest whole checkpoint, and return its summary."""
     run = Path(run)
-    with joined(device) as world:
-        return _run(world.first_does(lambda: _recipe_of(run)), run, world, again=True)
+    with joined(device) as world, RunLock(run) as lock:
+        recipe = world.first_does(lambda: _recipe_of(run))
+        world.first_does(lock.take)
+        return _run(recipe, run, world, lock, again=True)
 
 
 def _recipe_of(run: Path) -> Recipe:
@@ -70,14 +74,14 @@ def _recipe_of(run: Path) -> Recipe:
     return recipes.load(run / run_folder.RECIPE)
 
 
-def _run(recipe: Recipe, run: Path, world: World, *, again: bool) -> dict[str, Any]:
+def _run(recipe: Recipe, run: Path, world: World, lock: RunLock, *, again: bool) -> dict[str, Any]:
     if again and world.first_does(lambda: run_folder.is_finished(run)):
         if world.first:
             print(f"{run} is finished already", flush=True)
         return world.first_does(lambda: run_folder.read_summary(run))
     try:
         with settings(recipe):
-            return Trainer(recipe, run, world, again=again).train()
+            return Trainer(recipe, run, world, again=again, lock=lock).train()
     except Stopped as stopped:
         if world.first:
             print(f"aaconv: {stopped.line}", file=sys.stderr, flush=True)
@@ -93,7 +97,14 @@ class Trainer:
     """A run at one position: `epoch` epochs are complete, and `step` steps of the next one."""
 
     def __init__(
-        self, recipe: Recipe, run: Path, world: World, *, again: bool = False, task: Task | None = None
+        self,
+        recipe: Recipe,
+        run: Path,
+        world: World,
+        *,
+        again: bool = False,
+        task: Task | None = None,
+        lock: RunLock | None = None,
     ) -> None:
         self.recipe, self.run, self.world, self.interrupts = recipe, run, world, Interrupts()
         share = world.size * recipe.accumulate
@@ -117,7 +128,7 @@ class Trainer:
         self.seconds, self._begun = 0.0, None
         self._looks_bad = False
         self.display = Display.silent()
-        self._open(again)
+        self._open(again, lock)
 
     @property
     def steps(self) -> int:
@@ -279,11 +290,11 @@ class Trainer:
         tables = {"rows": self.rows, "speed": self.speed, "best": self.best}
         return self.writer.checkpoint(self.steps, position | tables | rest, tensors)
 
-    def _open(self, again: bool) -> None:
+    def _open(self, again: bool, lock: RunLock | None) -> None:
         """Begin the folder, or take the state from it; the first process reads and writes for all."""
         about = self.world.device, self.world.size
         if not again:
-            self.world.first_does(lambda: self.writer.begin(*about))
+            self.world.first_does(lambda: self.writer.begin(*about, lock))
             return
         found = self.world.first_does(lambda: self.writer.newest(*about))
         if found is not None:

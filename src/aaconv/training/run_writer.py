@@ -13,6 +13,7 @@ from ..recipes.recipe import Recipe
 from ..run_folder import Row
 from . import checkpoint
 from .checkpoint import Checkpoint, Tensors
+from .run_lock import RunLock
 from .tasks import Task
 
 SPEED_COLUMNS = ("epoch", "seconds", "images_per_second", "peak_memory_bytes")
@@ -27,13 +28,15 @@ class RunWriter:
         self.lines: list[str] = []
         """What is to be said when the display is there."""
 
-    def begin(self, device: torch.device, processes: int) -> None:
+    def begin(self, device: torch.device, processes: int, lock: RunLock | None) -> None:
         """Make the folder; only now, when the data and the network have been found."""
-        run_folder.check_free(self.run)
         try:
             self.run.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise OSError(f"the folder {self.run} cannot be made: {error.strerror}") from error
+        if lock is not None:
+            lock.take()
+        run_folder.check_free(self.run)  # once more: another trainer may have been there meanwhile
         recipes.save(self.recipe, self.run / run_folder.RECIPE)
         self._describe(device, processes)
 
