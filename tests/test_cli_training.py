@@ -104,7 +104,14 @@ def test_mistakes_are_explained_and_leave_nothing(arguments, told, here, capsys)
 
 @pytest.mark.parametrize(
     ("words", "told"),
-    [(["--data", "shape"], "'shapes'"), (["--train-limit", "10"], "10 images do not fill one batch")],
+    [
+        (["--data", "shape"], "'shapes'"),
+        (["--train-limit", "10"], "10 images do not fill one batch"),
+        (
+            ["--train-limit", "64", "--holdout", "50"],
+            "the recipe's eval_limit must be 1 to 50, the number of images, got 2000; aaconv train --eval-limit none",
+        ),
+    ],
 )
 def test_data_that_do_not_do_make_no_folder(words, told, here, capsys):
     assert run("train", "demo-aa", "--device", "cpu", *words) == 2

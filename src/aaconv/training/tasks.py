@@ -130,7 +130,11 @@ def limited(name: str, dataset: Images, limit: int | None) -> Images:
     if limit is None:
         return dataset
     if not 1 <= limit <= len(dataset):
-        raise ValueError(f"{name} must be 1 to {len(dataset)}, the number of images, got {limit}")
+        # Often one that the recipe came with, and --holdout or other data have made too large.
+        raise ValueError(
+            f"the recipe's {name} must be 1 to {len(dataset)}, the number of images, got {limit}; "
+            f"aaconv train --{name.replace('_', '-')} none takes them all"
+        )
     return dataset.take(limit)
 
 
