@@ -224,7 +224,7 @@ def test_the_command(tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (["aa_small", "-o", "model.h5"], "must end in .onnx or .pt2"),
+        (["aa_small", "-o", "model.h5"], "must end in .onnx or .pt2, or for the weights of a run in .safetensors"),
         (["aa_small", "-o", "nowhere/model.pt2"], "there is no folder nowhere"),
         (["aa_smal", "-o", "model.pt2"], "did you mean aa_small"),
         (["aa_small", "-o", "model.pt2", "--opset", "18"], "opset belongs to .onnx"),

@@ -147,6 +147,10 @@ def _export(chosen: argparse.Namespace) -> None:
     if chosen.output.endswith(".safetensors"):
         _export_weights(chosen)
         return
+    if not chosen.output.endswith((".onnx", ".pt2")):
+        raise ValueError(
+            f"the file must end in .onnx or .pt2, or for the weights of a run in .safetensors, got {chosen.output!r}"
+        )
     from ..export import export
 
     if chosen.data_dir is not None:
