@@ -121,6 +121,21 @@ def test_data_that_do_not_do_make_no_folder(words, told, here, capsys):
     assert list(here.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("folder", "told"),
+    [
+        ("file/run", "file/run cannot be made: file is a file, not a folder; name another folder"),
+        ("file/a/run", "file/a/run cannot be made: file is a file, not a folder; name another folder"),
+        ("/proc/run", "/proc/run cannot be begun: no folder can be made there; name another folder with --run-dir DIR"),
+    ],
+)
+def test_places_that_take_no_run_are_named(folder, told, here, capsys):
+    (here / "file").touch()
+    few = ("--device", "cpu", "--batch", "8", "--train-limit", "8", "--eval-limit", "8")
+    assert run("train", "demo-aa", *few, "--run-dir", folder) == 2
+    assert capsys.readouterr().err == f"aaconv: error: {told}\n"
+
+
 def test_every_field_can_be_overridden(capsys):
     values = {"epochs": 7, "lr": 0.5, "data_dir": "none", "ema": "none", "decay_epochs": "3 5.5", "schedule": "step"}
     words = [word for name, value in values.items() for word in (f"--{name.replace('_', '-')}", *str(value).split())]

@@ -24,6 +24,7 @@ from training_runs import (
 
 from aaconv import run_folder
 from aaconv.classify import Classify
+from aaconv.files import replacing
 from aaconv.train import NotFinite, resume, train
 from aaconv.training import checkpoint
 
@@ -287,6 +288,22 @@ def test_no_space_at_any_write(write, whole, run, monkeypatch):
     with pytest.raises(OSError, match=r"cannot be written: No space left on device; (the last good|there is no)"):
         train(RECIPE, run, device="cpu")
     assert not [path for path in run.rglob(".*")]
+    monkeypatch.undo()
+    end_like(whole, run)
+
+
+def test_no_space_to_begin_or_to_go_on(whole, run, monkeypatch):
+    def full(path, content):
+        with replacing(path):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(run_folder, "write_json", full)
+    with pytest.raises(OSError, match=rf"^{run} cannot be begun: No space left on device; name another folder"):
+        train(RECIPE, run, device="cpu")
+    shutil.rmtree(run)
+    cut(whole, run, newest=8)
+    with pytest.raises(OSError, match=r"^its environment and weights cannot be written: No space .*step-00000008$"):
+        resume(run, device="cpu")
     monkeypatch.undo()
     end_like(whole, run)
 

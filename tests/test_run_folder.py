@@ -14,6 +14,7 @@ from aaconv import curves, recipes, results
 from aaconv.models import create_model
 from aaconv.recipes import Model
 from aaconv.run_folder import (
+    check_free,
     is_run,
     load_model,
     overrides_of,
@@ -153,6 +154,15 @@ def test_a_run_is_told_from_other_folders(run, tmp_path):
     assert not is_run(tmp_path)
     assert not is_run(tmp_path / "nothing")
     assert len(read_speed(run)) == 1
+
+
+def test_a_place_where_nobody_may_look_is_named(tmp_path, monkeypatch):
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(Path, "is_file", refuse)
+    with pytest.raises(OSError, match=rf"^{tmp_path}/run cannot be written: Permission denied; choose another place"):
+        check_free(tmp_path / "run")
 
 
 def test_what_differs_from_the_catalogue_is_kept():

@@ -26,7 +26,7 @@ from torch import Tensor
 from . import curves, recipes, run_folder
 from .data import ArrayDataset, Normalize, open_dataset, shapes
 from .explore import write_page
-from .files import replacing
+from .files import naming_unwritable, replacing
 from .layer import AAConv2d
 from .plots import GREY, INK, STYLE
 from .recipes.catalogue import DEMO_KINDS
@@ -55,7 +55,9 @@ def run(runs: str | Path = RUNS, *, changes: dict[str, Any] | None = None) -> di
     changes: fields of the recipes to override, as for a test that has no time.
     """
     runs, output = Path(runs), Console(highlight=False)
-    (runs / PAGE).parent.mkdir(parents=True, exist_ok=True)
+    pictures = (runs / PAGE).parent
+    with naming_unwritable(pictures):
+        pictures.mkdir(parents=True, exist_ok=True)
     output.print(QUESTION)
     summaries: dict[str, dict[str, Any]] = {}
     folders = []

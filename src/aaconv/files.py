@@ -1,9 +1,36 @@
 """Files that are there whole or not at all."""
 
+import errno
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+
+class Unwritable(OSError):
+    """The system does not let `filename` be written: errno and strerror say why, the text also what to do."""
+
+    def __str__(self) -> str:
+        reason = self.strerror
+        if self.errno == errno.ENOENT:  # "No such file" says nothing about one that is to be made
+            reason = f"{Path(self.filename).resolve().parent} takes no files"
+        room = "make room there or " if self.errno in (errno.ENOSPC, errno.EDQUOT) else ""
+        return f"{self.filename} cannot be written: {reason}; {room}choose another place"
+
+
+@contextmanager
+def naming_unwritable(path: str | Path, names: Collection[str | Path] | None = None) -> Iterator[None]:
+    """Within it errors of the system become `Unwritable`, of `path`; with `names`, only those of these files."""
+    try:
+        yield
+    except BrokenPipeError:
+        raise  # the reader of a pipe has gone, which is no error
+    except OSError as error:
+        # Writing into a file that is open names none.
+        others = names is not None and error.filename is not None and str(error.filename) not in map(str, names)
+        if error.errno is None or others:
+            raise
+        raise Unwritable(error.errno, error.strerror, str(path)) from error
 
 
 @contextmanager
@@ -13,24 +40,31 @@ def replacing(path: str | Path) -> Iterator[Path]:
     What is no plain file, such as /dev/null, is written to directly. Errors name `path`.
     """
     path = Path(path)
-    if path.is_dir():
-        raise IsADirectoryError(f"{path} is a folder, not a file to write")
-    if not path.parent.is_dir():
-        raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} in; make it first")
-    if path.exists() and not path.is_file():
-        yield path
+    with naming_unwritable(path):
+        if path.is_dir():
+            raise IsADirectoryError(f"{path} is a folder, not a file to write")
+        check_parent(path)
+        target = path.resolve()  # a link stays a link
+        direct = path.exists() and not path.is_file()
+    if direct:
+        with naming_unwritable(path, [path]):
+            yield path
         return
-    target = path.resolve()  # a link stays a link
     draft = target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}")
-    try:
-        yield draft
-        os.replace(draft, target)
-    except OSError as error:
-        if error.errno is None:
-            raise
-        raise OSError(error.errno, error.strerror, str(path)) from error
-    finally:
-        draft.unlink(missing_ok=True)
+    with naming_unwritable(path, [path, target, draft]):
+        try:
+            yield draft
+            os.replace(draft, target)
+        finally:
+            draft.unlink(missing_ok=True)
+
+
+def check_parent(path: Path) -> None:
+    """An OSError where there is no folder to make `path` in."""
+    if not path.parent.exists():
+        raise FileNotFoundError(f"there is no folder {path.parent} to write {path.name} in; make it first")
+    if not path.parent.is_dir():
+        raise NotADirectoryError(f"{path.parent} is a file, not a folder to write {path.name} in; choose another")
 
 
 def check_writable(path: str | Path) -> None:

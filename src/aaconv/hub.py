@@ -17,6 +17,7 @@ from torch import nn
 
 from . import recipes
 from .cost import count
+from .files import check_parent, naming_unwritable
 from .recipes.files import to_yaml
 from .run_folder import CONFIG, RECIPE, WEIGHTS, Loaded, is_run, load_model, read_config, read_metrics
 
@@ -37,11 +38,8 @@ def save(run: str | Path, folder: str | Path, *, weights: str | None = None) -> 
     loaded = _load(run, weights)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is there already; name a new folder")
-    if not folder.resolve().parent.is_dir():
-        raise FileNotFoundError(
-            f"there is no folder {folder.resolve().parent} to write {folder.name} in; make it first"
-        )
-    with TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.resolve().parent) as place:
+    check_parent(folder.resolve())
+    with naming_unwritable(folder), TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.resolve().parent) as place:
         draft = Path(place) / "hub"
         try:
             timm.models.save_for_hf(_ready(loaded), draft, model_config=_config(loaded), safe_serialization=True)

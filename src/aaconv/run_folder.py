@@ -30,7 +30,7 @@ from torch import nn
 from . import recipes, results
 from .benchmark.report import environment
 from .doctor import version_of
-from .files import replacing
+from .files import naming_unwritable, replacing
 from .models import check_pretrained, create_model
 from .models._weights import facts_of as facts_of_weights
 from .recipes.recipe import Recipe
@@ -79,14 +79,17 @@ def is_finished(run: str | Path) -> bool:
 
 def check_free(run: Path) -> None:
     """A ValueError if there is something in the folder that a run would overwrite."""
-    if is_run(run):
-        raise ValueError(
-            f"{run} holds a run already; go on with it: aaconv train --resume {run}, or name another folder"
-        )
-    if run.exists() and not run.is_dir():
-        raise ValueError(f"{run} is a file, not a folder for a run; name another")
-    if there := [name for name in OURS if (run / name).exists()]:
-        raise ValueError(f"{run} has a {there[0]} that no run has written; name another folder")
+    with naming_unwritable(run):  # it may lie where nobody may look
+        if is_run(run):
+            raise ValueError(
+                f"{run} holds a run already; go on with it: aaconv train --resume {run}, or name another folder"
+            )
+        if run.exists() and not run.is_dir():
+            raise ValueError(f"{run} is a file, not a folder for a run; name another")
+        if file := next((place for place in run.parents if place.is_file()), None):
+            raise ValueError(f"{run} cannot be made: {file} is a file, not a folder; name another folder")
+        if there := [name for name in OURS if (run / name).exists()]:
+            raise ValueError(f"{run} has a {there[0]} that no run has written; name another folder")
 
 
 def load_model(

@@ -11,7 +11,7 @@ from ..data.detection_transforms import resize
 from ..data.image_files import naming_unreadable, read_photograph
 from ..data.transforms import Normalize
 from ..data.unreadable import UnreadableImage
-from ..files import check_writable, replacing
+from ..files import check_writable, naming_unwritable, replacing
 from .draw import draw, sheet
 from .postprocess import Detections, PostprocessSettings
 from .results import FILE_NAME, Result, to_results, write_results
@@ -48,7 +48,8 @@ def detect_files(
     files, output = list(files), Path(output)
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output} is a file, not a folder for the pictures; name another")
-    output.mkdir(parents=True, exist_ok=True)
+    with naming_unwritable(output):
+        output.mkdir(parents=True, exist_ok=True)
     if sheet_file is not None:
         check_writable(sheet_file)
     results: list[Result] = []

@@ -1,5 +1,6 @@
 """The first process's side of a run folder: everything that training writes, and what it goes on from."""
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -32,23 +33,26 @@ class RunWriter:
         """Make the folder; only now, when the data and the network have been found."""
         try:
             self.run.mkdir(parents=True, exist_ok=True)
+            if lock is not None:
+                lock.take()
+            run_folder.check_free(self.run)  # once more: another trainer may have been there meanwhile
+            recipes.save(self.recipe, self.run / run_folder.RECIPE)
+            self._describe(device, processes)
         except OSError as error:
-            raise OSError(f"the folder {self.run} cannot be made: {error.strerror}") from error
-        if lock is not None:
-            lock.take()
-        run_folder.check_free(self.run)  # once more: another trainer may have been there meanwhile
-        recipes.save(self.recipe, self.run / run_folder.RECIPE)
-        self._describe(device, processes)
+            reason = "no folder can be made there" if error.errno == errno.ENOENT else error.strerror or error
+            raise OSError(f"{self.run} cannot be begun: {reason}; name another folder with --run-dir DIR") from error
 
     def newest(self, device: torch.device, processes: int) -> Checkpoint | None:
         """What the run goes on from; None: it was ended before its first checkpoint."""
         found = checkpoint.load_newest(self.checkpoints, self.lines.append)
-        self._describe(device, processes)
+        with self._writing("its environment and weights"):
+            self._describe(device, processes)
+            if found is not None:
+                self._publish(found.path)
         if found is None:
             self.lines.append(f"{self.run} has no checkpoint yet: starting at the beginning")
         else:
             self.lines.append(f"going on from {found.path}")
-            self._publish(found.path)
         return found
 
     def _describe(self, device: torch.device, processes: int) -> None:
