@@ -272,6 +272,7 @@ def test_detections_are_saved_here_and_scored_there(run, monkeypatch, caplog):
     assert direct["mAP"] == pytest.approx(saved["mAP"], abs=0.2)  # the file is rounded
     assert score_run(run, run / "again.json")["mAP"] == pytest.approx(direct["mAP"], abs=0.2)
     assert evaluate_run(loaded, limit=4)["images"] == 4
+    assert evaluate_run(loaded, limit=1000)["images"] == evaluate_run(loaded)["images"]
     with pytest.raises(FileNotFoundError, match=r"nothing\.json of detections; `aaconv eval"):
         score_run(run, run / "nothing.json")
     with pytest.raises(ValueError, match="is no run folder"):

@@ -294,10 +294,19 @@ def _test_images(
     data_dir: str | Path | None,
     limit: int | None,
 ) -> tuple[Recipe, DetectionDataset]:
-    """The recipe with these changes, and the images it evaluates on; the training images need not be there."""
-    changes = {"data": data, "data_dir": None if data_dir is None else str(data_dir), "eval_limit": limit}
-    recipe = replace(recipe, **{name: value for name, value in changes.items() if value is not None})
+    """The recipe with these changes, and the images it evaluates on; the training images need not be there.
+
+    Of other data, and with a limit of the caller's own, the recipe's part of the images says nothing.
+    """
+    changes: dict[str, Any] = {} if data_dir is None else {"data_dir": str(data_dir)}
+    if data is not None:
+        changes |= {"data": data, "holdout": 0, "eval_limit": None}
+    if limit is not None:
+        changes["eval_limit"] = None
+    recipe = replace(recipe, **changes)
     dataset = open_data(recipe)[1] if recipe.holdout else limited("eval_limit", open_test(recipe), recipe.eval_limit)
+    if limit is not None:
+        dataset = dataset.take(min(limit, len(dataset)))
     if classes is not None and dataset.classes != tuple(classes):
         raise ValueError(f"{dataset.name} has other classes than {source} was trained on")
     return recipe, dataset
