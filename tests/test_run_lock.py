@@ -28,7 +28,7 @@ from training_runs import (
 from aaconv import demo, recipes
 from aaconv.cli import main
 from aaconv.train import NotFinite, resume, train
-from aaconv.training import checkpoint, run_lock
+from aaconv.training import checkpoint
 from aaconv.training.run_lock import LOCK, RunLock
 
 
@@ -116,7 +116,17 @@ def test_a_folder_without_a_run_is_held_as_well(run, tmp_path):
     train(tiny(), run, device="cpu")  # what a killed process leaves is in nobody's way
 
 
-def test_a_demo_does_not_remove_the_run_of_another(tmp_path):
+def test_there_is_one_demo_at_a_time(tmp_path):
+    """Between two of its runs none of them is locked."""
+    (tmp_path / "demo").mkdir()
+    holder = Running(hold, tmp_path / "demo", log=tmp_path / "log")
+    wait_for((tmp_path / "demo" / "held").exists)
+    with pytest.raises(ValueError, match=f"is being trained by process {holder.pid} on"):
+        demo.run(tmp_path)
+    holder.kill()
+
+
+def test_a_demo_does_not_remove_a_run_that_is_trained(tmp_path):
     run, recipe = tmp_path / "demo-aa", recipes.get("demo-aa")
     run.mkdir()
     recipes.save(recipe, run / "recipe.yaml")
@@ -128,16 +138,13 @@ def test_a_demo_does_not_remove_the_run_of_another(tmp_path):
     holder.kill()
 
 
-@pytest.mark.parametrize("how", ["no lockd", "not supported", "no fcntl"])
+@pytest.mark.parametrize("how", ["no lockd", "not supported"])
 def test_without_locks_it_trains_all_the_same(how, run, tmp_path, monkeypatch):
     def lockf(*_):
         raise OSError(errno.ENOLCK if how == "no lockd" else errno.ENOTSUP, "no locks here")
 
     train(tiny(), tmp_path / "locked", device="cpu")
-    if how == "no fcntl":
-        monkeypatch.setattr(run_lock, "fcntl", None)
-    else:
-        monkeypatch.setattr(fcntl, "lockf", lockf)
+    monkeypatch.setattr(fcntl, "lockf", lockf)
     train(tiny(), run, device="cpu")
     assert outcome(run) == outcome(tmp_path / "locked")
     assert resume(run, device="cpu")["finished"]
@@ -151,7 +158,7 @@ def test_a_file_removed_before_it_is_locked_is_not_what_is_held(run, tmp_path, m
     def lockf(file, how):
         nonlocal calls
         calls += 1
-        if calls == 1:
+        if calls <= 2:
             (run / LOCK).unlink()
         real(file, how)
 
@@ -159,7 +166,41 @@ def test_a_file_removed_before_it_is_locked_is_not_what_is_held(run, tmp_path, m
     with RunLock(run) as lock:
         lock.take()
         assert (run / LOCK).read_text().startswith(f"process {os.getpid()} ")
-    assert calls == 2
+    assert calls == 3
+
+
+def test_a_disk_that_numbers_files_anew_is_no_trap(run, monkeypatch):
+    run.mkdir()
+    monkeypatch.setattr(os.path, "samestat", lambda *_: False)
+    with RunLock(run) as lock:
+        lock.take()
+
+
+def test_another_users_lock_is_seen_without_the_right_to_write(run, tmp_path, monkeypatch):
+    run.mkdir()
+    holder = Running(hold, run, log=tmp_path / "log")
+    wait_for((run / "held").exists)
+    real = os.open
+
+    def read_only(path, flags, *mode):
+        if flags & os.O_RDWR:
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return real(path, flags, *mode)
+
+    monkeypatch.setattr(os, "open", read_only)
+    with pytest.raises(ValueError, match=f"is being trained by process {holder.pid} on"), RunLock(run) as lock:
+        lock.take()
+    holder.kill()
+
+
+def test_of_another_machine_that_may_be_gone_the_file_is_named(run, tmp_path, monkeypatch):
+    run.mkdir()
+    holder = Running(hold, run, log=tmp_path / "log")
+    wait_for((run / "held").exists)
+    monkeypatch.setattr(socket, "gethostname", lambda: "elsewhere")
+    with pytest.raises(ValueError, match=rf"if that machine is gone, remove {run / LOCK}"), RunLock(run) as lock:
+        lock.take()
+    holder.kill()
 
 
 def test_the_lock_of_a_folder_that_took_the_place_stays(run, tmp_path):

@@ -58,11 +58,17 @@ def run(runs: str | Path = RUNS, *, changes: dict[str, Any] | None = None) -> di
     pictures = (runs / PAGE).parent
     with naming_unwritable(pictures):
         pictures.mkdir(parents=True, exist_ok=True)
+    with RunLock(pictures) as lock:
+        lock.take()  # two demos would remove each other's runs
+        return _run(runs, output, changes or {})
+
+
+def _run(runs: Path, output: Console, changes: dict[str, Any]) -> dict[str, float]:
     output.print(QUESTION)
     summaries: dict[str, dict[str, Any]] = {}
     folders = []
     for number, (kind, title) in enumerate(DEMO_KINDS.items(), 1):
-        recipe = recipes.override(recipes.get(f"demo-{kind}"), changes or {})
+        recipe = recipes.override(recipes.get(f"demo-{kind}"), changes)
         folder = own_folder(runs, recipe)
         output.print(Text.assemble((f"{number}/{len(DEMO_KINDS)}  {title}", "bold"), (f"  {folder}", "dim")))
         with one_thread():
@@ -100,8 +106,8 @@ def own_folder(runs: Path, recipe: Recipe) -> Path:
     while folder.exists():
         if run_folder.is_run(folder) and recipes.load(folder / run_folder.RECIPE).name == recipe.name:
             with RunLock(folder) as lock:
-                lock.take()  # another demo may be at it
-            shutil.rmtree(folder)
+                lock.take()  # `aaconv train --resume` may be at it
+                shutil.rmtree(folder)
             break
         number += 1
         folder = runs / f"{recipe.name}-{number}"

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import socket
 from contextlib import suppress
 from pathlib import Path
 
-try:
-    import fcntl
-except ImportError:  # Windows, where nothing is locked
-    fcntl = None
-
 LOCK = "training.lock"
+TRIES = 100
+"""More than trainers that end in one moment; not for ever, where a disk numbers a file anew each time."""
 
 
 class RunLock:
@@ -29,27 +27,35 @@ class RunLock:
 
     def take(self) -> None:
         """A ValueError names the process that has it. Without a folder, or on a disk without locks, it is not held."""
-        if fcntl is None or self._held is not None:
+        if self._held is not None:
             return
         with suppress(OSError):
             file = self._lock()
-            if not self._is_there(file):  # removed by the trainer before us, after we had opened it: once more
-                os.close(file)
+            for _ in range(TRIES):
+                if self._is_there(file):
+                    break
+                os.close(file)  # removed by the trainer before us, after we had opened it
                 file = self._lock()
             self._held = file
             os.ftruncate(file, 0)
             os.write(file, f"process {os.getpid()} on {socket.gethostname()}\n".encode())
 
     def _lock(self) -> int:
-        file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file, how = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), fcntl.LOCK_EX
+        except PermissionError:  # another user's: to see that it is held, reading is enough
+            file, how = os.open(self.path, os.O_RDONLY), fcntl.LOCK_SH
+        try:
+            fcntl.lockf(file, how | fcntl.LOCK_NB)
         except OSError as error:
             holder = os.read(file, 1000).decode(errors="replace").strip() or "another process"
             os.close(file)
             if not isinstance(error, BlockingIOError | PermissionError):
                 raise
-            raise ValueError(f"{self.run} is being trained by {holder}; wait for its end, or stop it first") from None
+            here = holder.endswith(f" on {socket.gethostname()}")
+            gone = "" if here else f"; if that machine is gone, remove {self.path}"
+            line = f"{self.run} is being trained by {holder}; wait for its end, or stop it first{gone}"
+            raise ValueError(line) from None
         return file
 
     def _is_there(self, file: int) -> bool:
