@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import shutil
 from dataclasses import replace
 
 import pytest
@@ -192,16 +191,12 @@ def test_records_are_drawn_like_their_runs(seeds, tmp_path, capsys):
 def test_no_two_lines_have_the_same_label(seeds, tmp_path):
     kept, again = record(seeds[0], tmp_path / "kept"), record(seeds[0], tmp_path / "again")
     name = kept.name
+    assert [course.label for course in curves._read([kept, again])] == ["cifar100-small-aa"]  # a copy is no other line
+    again.with_suffix(".csv").write_text(kept.with_suffix(".csv").read_text().replace("0.0", "0.5"))
     assert [course.label for course in curves._read([kept, again])] == [
         f"cifar100-small-aa, kept/cifar100/{name}",
         f"cifar100-small-aa, again/cifar100/{name}",
     ]
-    copy = kept.with_name("copy.json")
-    for ending in (".json", ".csv"):
-        shutil.copy(kept.with_suffix(ending), copy.with_suffix(ending))
-    second = record(seeds[1], tmp_path / "kept")
-    labels = [course.label for course in curves._read([kept, copy, second])]
-    assert labels == [f"cifar100-small-aa, {path.name}" for path in (kept, copy, second)]
     folder = seeds[0].rename(tmp_path / "cifar100-small-aa")
     labels = [course.label for course in curves._read([folder, kept])]
     assert labels == ["cifar100-small-aa", f"cifar100-small-aa, {name}"]

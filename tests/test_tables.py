@@ -168,14 +168,20 @@ def keep(folder, name, seed, top1, dataset="cifar100", called=None, **changes):
 def test_recipes_of_ones_own_are_told_apart_by_their_fields(tmp_path, capsys):
     for seed, batch in ((0, 64), (1, 64), (0, 128)):
         keep(tmp_path, "cifar100-small-aa", seed, 70.0 + batch / 64 + seed, batch=batch, called="mine")
+    keep(tmp_path, "cifar100-small-aa", 0, 69.0, batch=128, called="yours")
     print_tables([1], folder=tmp_path)
     lines = [line.rstrip() for line in capsys.readouterr().out.splitlines()]
     start = next(place for place, line in enumerate(lines) if line.startswith("our runs"))
-    rows = [line.split() for line in lines[start + 1 : start + 3]]
-    assert [row[:3] + row[5:6] for row in rows] == [["mine", "1)", "2", "71.50"], ["mine", "2)", "1", "72.00"]]
-    notes = [line.strip() for line in lines[start + 4 : start + 6]]
+    rows = [line.split() for line in lines[start + 1 : start + 4]]
+    assert [row[:3] + row[5:6] for row in rows] == [
+        ["mine", "1)", "2", "71.50"],
+        ["mine", "2)", "1", "72.00"],
+        ["yours", "2)", "1", "69.00"],
+    ]
+    notes = [line.strip() for line in lines[start + 5 : start + 7]]
+    assert lines[start + 7] == ""
     for mark, (note, batch) in enumerate(zip(notes, (64, 128), strict=True), 1):
-        assert note.startswith(f"{mark}) a recipe of its own, with --batch {batch} ")
+        assert note.startswith(f"{mark}) not in the catalogue: --batch {batch} ")
         assert "--weight-decay 0.0005" in note
 
 

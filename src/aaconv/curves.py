@@ -96,14 +96,18 @@ class _Run:
 def _read(runs: Sequence[str | Path]) -> list[Course]:
     """A course an experiment, in the order of their first runs; a seed that is there twice keeps its runs apart.
 
-    What is named twice is drawn once.
+    What is named twice is drawn once, and so is a record and its copy.
     """
     groups: dict[str, list[_Run]] = {}
     for path, place in places(runs).items():
-        recipe, rows = _of_record(path) if is_recorded(path) else _of_run(path)
+        recorded = is_recorded(path)
+        recipe, rows = _of_record(path) if recorded else _of_run(path)
         if not rows:
             raise ValueError(f"{path} has no finished epoch yet: there is nothing to draw")
-        groups.setdefault(results.told_apart(recipe), []).append(_Run(place, is_recorded(path), recipe, rows))
+        group = groups.setdefault(results.told_apart(recipe), [])
+        copied = any(run.recorded and (run.recipe.seed, run.rows) == (recipe.seed, rows) for run in group)
+        if not (recorded and copied):
+            group.append(_Run(place, recorded, recipe, rows))
     labelled: list[tuple[str, list[_Run]]] = []
     firsts = [group[0].recipe for group in groups.values()]
     for group in groups.values():

@@ -81,7 +81,7 @@ class Experiment:
         if self.recipe is not None or not self.changes:
             return self.command
         bare = usual(self.name, recipes.Model(self.model, self.options), self.dataset, self.epochs or 1)
-        return " ".join(["a recipe of its own, with", *options_of(bare, self.changes)])
+        return " ".join(["not in the catalogue:", *options_of(bare, self.changes)])
 
     @property
     def seeds(self) -> list[int]:

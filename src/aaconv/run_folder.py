@@ -11,6 +11,7 @@ training.lock      while it is trained: the process that does it; training/run_l
 """
 
 import csv
+import hashlib
 import json
 import os
 import re
@@ -373,12 +374,17 @@ def record_result(run: str | Path, folder: str | Path = "results") -> Path:
     recipe = recipes.load(run / RECIPE)
     if recipe.holdout or recipe.eval_limit or recipe.train_limit:
         dataset += "-part"  # the tables must not take it for a run on all images
+    known = recipe.name in recipes.names()
+    # A summary is of its day's catalogue; of other recipes older ones say nothing.
+    overrides = summary.get("overrides", {}) if known else overrides_of(recipe)
     # Where the data lay is nobody else's business.
-    overrides = {name: value for name, value in summary.get("overrides", {}).items() if name != "data_dir"}
+    overrides = {name: value for name, value in overrides.items() if name != "data_dir"}
     changed = results.changes_of({"overrides": overrides})
     changes = {name: value for name, value in changed.items() if name != "model"}  # which stands before them
-    if recipe.name not in recipes.names():
-        changes = {"recipe": recipe.name}  # what it is called says it: of its fields most are not the defaults
+    if not known:
+        # Most of its fields are not the defaults: too many for a name.
+        digest = hashlib.sha256(results.told_apart(recipe).encode()).hexdigest()[:6]
+        changes = {"recipe": f"{recipe.name}-{digest}"}
     parts = [f"{name}_{value}" for some in (summary["options"], changes) for name, value in sorted(some.items())]
     name = "-".join([summary["model"], *parts, f"seed{summary['seed']}"])
     record = summary | {"dataset": dataset, "overrides": overrides}

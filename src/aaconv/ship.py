@@ -23,6 +23,7 @@ from .files import check_writable, replacing
 from .machine import pick_device
 from .recipes import PARTIAL
 from .recipes.recipe import Recipe
+from .results import changes_of
 from .run_folder import (
     CONFIG,
     ENVIRONMENT,
@@ -124,11 +125,10 @@ def _check(loaded: Loaded, path: Path) -> None:
 def _origin(run: Path, recipe: Recipe) -> dict[str, Any]:
     """Where the weights come from, and what timm has to know about them."""
     config = _pick(read_config(run), run / CONFIG, "architecture", "label_names", "pretrained_cfg")
-    hidden = {"data_dir", "seed", "workers"}
     return {
         "architecture": config["architecture"],
         "recipe": recipe.name,
-        "overrides": {name: value for name, value in overrides_of(recipe).items() if name not in hidden},
+        "overrides": changes_of({"overrides": overrides_of(recipe)}),
         "seed": recipe.seed,
         "epochs": recipe.epochs,
         **_pick(read_environment(run), run / ENVIRONMENT, "commit", "device"),

@@ -339,7 +339,7 @@ def _print_runs(output: Console, title: str, ours: list[Experiment]) -> None:
         shown.add_column(column, no_wrap=True)
         if column in in_the_paper:
             shown.add_column("paper", justify="right", no_wrap=True)
-    notes = [one.note for one in ours if one.note]
+    notes = list(dict.fromkeys(one.note for one in ours if one.note))
     for one in ours:
         seconds = one.mean("seconds_per_epoch")
         mark = f" {notes.index(one.note) + 1})" if one.note else ""
