@@ -146,7 +146,10 @@ def test_no_network_is_one_line(run, monkeypatch, capsys):
         (["RUN", "--to", "full"], "full is there already"),
         (["RUN", "--to", "no/such/folder"], "make it first"),
         (["RUN", "--to", "full/file/x"], "full/file is a file, not a folder to write x in"),
-        (["RUN", "--to", "/proc/x"], "/proc/x cannot be written: /proc takes no files; choose another place"),
+        (
+            ["RUN", "--to", "/proc/x"],
+            "/proc/x cannot be written: /proc is gone or takes no files; choose another place",
+        ),
     ],
 )
 def test_what_is_wrong_is_one_line(arguments, hint, run, tmp_path, monkeypatch, capsys):

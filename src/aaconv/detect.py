@@ -28,7 +28,7 @@ from .detection.results import (
 from .models import create_model
 from .recipes.recipe import Recipe
 from .training.distributed import World, total
-from .training.tasks import Facts, Loader, Task, hold_out, limited, shapes_options
+from .training.tasks import Facts, Loader, Task, as_evaluated, hold_out, limited_both, shapes_options
 
 LARGE = 640
 EVALUATION = PostprocessSettings(threshold=0.01)
@@ -127,7 +127,7 @@ def open_data(recipe: Recipe) -> tuple[DetectionDataset, DetectionDataset]:
         raise ValueError(f"{train.name}: training and test images must have the same categories; only one has {odd[0]}")
     if not any(len(there.boxes) for there in train.objects):
         raise ValueError(f"{train.name}: none of its {len(train):,} training images has a box: nothing to learn from")
-    return limited("train_limit", train, recipe.train_limit), limited("eval_limit", test, recipe.eval_limit)
+    return limited_both(recipe, train, test)
 
 
 def open_test(recipe: Recipe) -> DetectionDataset:
@@ -304,7 +304,7 @@ def _test_images(
     if limit is not None:
         changes["eval_limit"] = None
     recipe = replace(recipe, **changes)
-    dataset = open_data(recipe)[1] if recipe.holdout else limited("eval_limit", open_test(recipe), recipe.eval_limit)
+    dataset = open_data(recipe)[1] if recipe.holdout else as_evaluated(recipe, open_test(recipe))
     if limit is not None:
         dataset = dataset.take(min(limit, len(dataset)))
     if classes is not None and dataset.classes != tuple(classes):

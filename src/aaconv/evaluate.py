@@ -23,7 +23,7 @@ from .models import check_name
 from .recipes.recipe import Recipe
 from .run_folder import RECIPE, Loaded, is_run, load_model
 from .terminal import console, counted
-from .training.tasks import limited, open_data, shapes_options
+from .training.tasks import as_evaluated, open_data, shapes_options
 
 BATCH, WORKERS = 256, 4
 TAKEN_FOR = 3  # wrong classes named beside a class
@@ -107,7 +107,8 @@ def judge(loaded: Loaded, dataset: Dataset, *, batch: int | None = None, device:
 
 
 def not_finite(loaded: Loaded, what: str) -> ValueError:
-    """The error where something of a network is infinite or not a number: images are finite, so it is the weights."""
+    """The error where something of a network is infinite or not a number: images are finite, so it is the weights, or
+    they are too large for half precision."""
     reason = f"the weights {loaded.file or f'of {loaded.source}'} are damaged or diverged in training"
     return ValueError(f"{what} is not finite: {reason}; take others with --weights")
 
@@ -178,7 +179,7 @@ def _own_data(loaded: Loaded, data_dir: str | Path | None) -> Dataset:
         return replace(held_out, name=f"{held_out.name} held out of training")
     # The training images need not be there.
     test = open_dataset(recipe.data, recipe.data_dir, "test", **shapes_options(recipe, train=False))
-    return limited("eval_limit", test, recipe.eval_limit)
+    return as_evaluated(recipe, test)
 
 
 def _check_classes(loaded: Loaded, dataset: Dataset) -> None:

@@ -13,7 +13,7 @@ class Unwritable(OSError):
     def __str__(self) -> str:
         reason = self.strerror
         if self.errno == errno.ENOENT:  # "No such file" says nothing about one that is to be made
-            reason = f"{Path(self.filename).resolve().parent} takes no files"
+            reason = f"{Path(self.filename).resolve().parent} is gone or takes no files"
         room = "make room there or " if self.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         return f"{self.filename} cannot be written: {reason}; {room}choose another place"
 
@@ -23,8 +23,8 @@ def naming_unwritable(path: str | Path, names: Collection[str | Path] | None = N
     """Within it errors of the system become `Unwritable`, of `path`; with `names`, only those of these files."""
     try:
         yield
-    except BrokenPipeError:
-        raise  # the reader of a pipe has gone, which is no error
+    except (ConnectionError, TimeoutError, ChildProcessError):
+        raise  # of no file; a broken pipe among them, the reader of which has gone
     except OSError as error:
         # Writing into a file that is open names none.
         others = names is not None and error.filename is not None and str(error.filename) not in map(str, names)

@@ -39,13 +39,14 @@ def save(run: str | Path, folder: str | Path, *, weights: str | None = None) -> 
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is there already; name a new folder")
     check_parent(folder.resolve())
+    config, card = _config(loaded), card_text(loaded, folder.name)
     with naming_unwritable(folder), TemporaryDirectory(prefix=f".{folder.name}-", dir=folder.resolve().parent) as place:
         draft = Path(place) / "hub"
         try:
-            timm.models.save_for_hf(_ready(loaded), draft, model_config=_config(loaded), safe_serialization=True)
+            timm.models.save_for_hf(_ready(loaded), draft, model_config=config, safe_serialization=True)
         except SafetensorError as error:  # not an OSError, even where the disk is full
             raise OSError(f"{folder} cannot be written: {error}") from None
-        (draft / "README.md").write_text(card_text(loaded, folder.name), encoding="utf-8")
+        (draft / "README.md").write_text(card, encoding="utf-8")
         draft.rename(folder.resolve())
     return folder
 

@@ -114,7 +114,22 @@ def open_data(recipe: Recipe) -> tuple[Dataset, Dataset]:
         train, test = (select(train, indices) for indices in hold_out(recipe.holdout, len(train)))
     else:
         test = open_dataset(recipe.data, recipe.data_dir, "test", **shapes_options(recipe, train=False))
-    return limited("train_limit", train, recipe.train_limit), limited("eval_limit", test, recipe.eval_limit)
+    return limited_both(recipe, train, test)
+
+
+def limited_both(recipe: Recipe, train: Images, test: Images) -> tuple[Images, Images]:
+    """Of each part as many images as the recipe trains and evaluates on."""
+    # Often a limit is one that the recipe came with, and --holdout or other data have made too large.
+    every = "aaconv train --{} none takes them all"
+    return (
+        limited("train_limit", train, recipe.train_limit, every.format("train-limit")),
+        limited("eval_limit", test, recipe.eval_limit, every.format("eval-limit")),
+    )
+
+
+def as_evaluated(recipe: Recipe, test: Images) -> Images:
+    """The test images that a run of the recipe evaluates on."""
+    return limited("eval_limit", test, recipe.eval_limit, f"aaconv eval RUN --data {recipe.data} takes them all")
 
 
 def hold_out(number: int, images: int) -> tuple[Tensor, Tensor]:
@@ -125,15 +140,13 @@ def hold_out(number: int, images: int) -> tuple[Tensor, Tensor]:
     return order[number:].sort().values, order[:number]
 
 
-def limited(name: str, dataset: Images, limit: int | None) -> Images:
-    """As many of the images as the field `name` of a recipe says, None: all of them."""
+def limited(name: str, dataset: Images, limit: int | None, way_out: str) -> Images:
+    """As many of the images as the field `name` of a recipe says, None: all of them; `way_out` of there being fewer."""
     if limit is None:
         return dataset
     if not 1 <= limit <= len(dataset):
-        # Often one that the recipe came with, and --holdout or other data have made too large.
         raise ValueError(
-            f"the recipe's {name} must be 1 to {len(dataset)}, the number of images, got {limit}; "
-            f"aaconv train --{name.replace('_', '-')} none takes them all"
+            f"the recipe's {name} must be 1 to {len(dataset)}, the number of images, got {limit}; {way_out}"
         )
     return dataset.take(limit)
 
