@@ -14,7 +14,8 @@ from tiny_runs import write_course
 from aaconv import curves, recipes
 from aaconv.cli import main
 from aaconv.plots import BLUE, GREY, RED, STYLE
-from aaconv.run_folder import overrides_of, record_result
+from aaconv.record import record_result
+from aaconv.results import overrides_of
 
 KINDS = ("plain", "se", "aa")
 

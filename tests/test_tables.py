@@ -12,7 +12,7 @@ from aaconv import recipes, results
 from aaconv.cli import _command_line
 from aaconv.paper import TABLES
 from aaconv.recipes.overrides import given, spell_out
-from aaconv.run_folder import overrides_of
+from aaconv.results import overrides_of
 from aaconv.tables import COUNTED, TRUE_GFLOPS, Cell, cells, compare, print_tables
 
 CANNOT_AGREE = {(4, "MnasNet-1.0", "GFlops"), (4, "MnasNet-1.4", "Params"), (6, "kappa = upsilon = 0.75", "GFlops")}

@@ -23,7 +23,7 @@ from . import recipes, results
 from .files import replacing
 from .plots import BLUE, GREY, INK, RED, STYLE
 from .recipes.recipe import Recipe
-from .run_folder import RECIPE, check_course, is_run, overrides_of, read_course, read_rows
+from .run_folder import RECIPE, check_course, is_run, read_course, read_rows
 
 KINDS = {"aa": RED, "se": BLUE, "plain": GREY}
 OTHERS = ("#2f8f5b", "#b7791f", "#7a4fa3", "#0f8b8d", "#a8425b", "#4b5d16")
@@ -153,7 +153,7 @@ def _title_of(recipe: Recipe, others: list[Recipe]) -> str:
     images. What all recipes of a name that the catalogue does not have share is not told."""
     if not others and not recipe.holdout:
         return recipe.name
-    changes = results.changes_of({"overrides": overrides_of(recipe)})
+    changes = results.changes_in(recipe)
     if recipe.name not in recipes.names():
         changes = {
             name: value
@@ -170,7 +170,7 @@ def _colours(found: list[Recipe]) -> list[str]:
     The first is one without options and with the fewest changes.
     """
     others, colours = cycle(OTHERS), {}
-    changes = [len(results.changes_of({"overrides": overrides_of(recipe)})) for recipe in found]
+    changes = [len(results.changes_in(recipe)) for recipe in found]
     for place in sorted(range(len(found)), key=lambda place: (bool(found[place].model.options), changes[place])):
         colour = KINDS.get(found[place].model.name.partition("_")[0])
         colours[place] = next(others) if colour is None or colour in colours.values() else colour

@@ -49,7 +49,8 @@ def start(
     run: Path, recipe: Recipe | None, *, device: str | None = None, tensorboard: bool = False, record: bool = False
 ) -> dict[str, Any]:
     """Train `recipe` into the folder `run`, or go on with it where there is no recipe; prints what came out."""
-    from . import run_folder, train
+    from . import train
+    from .record import record_result
 
     first = os.environ.get("RANK", "0") == "0"
     with ExitStack() as stack:
@@ -64,7 +65,7 @@ def start(
     if first:
         print(conclusion(summary, run))
         if record:
-            print(f"recorded in {run_folder.record_result(run)}")
+            print(f"recorded in {record_result(run)}")
     return summary
 
 

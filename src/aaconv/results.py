@@ -180,6 +180,11 @@ def changes_of(record: Record) -> dict[str, Any]:
     return {name: value for name, value in (record.get("overrides") or {}).items() if name not in NEUTRAL}
 
 
+def changes_in(recipe: recipes.Recipe) -> dict[str, Any]:
+    """The same of a recipe itself."""
+    return changes_of({"overrides": overrides_of(recipe)})
+
+
 def recipe_of(record: Record) -> recipes.Recipe:
     """The recipe that a record is about; a ValueError names the override that does not fit."""
     name, model = _name(record), recipes.Model(record["model"], record.get("options") or {})
@@ -195,6 +200,12 @@ def recipe_of(record: Record) -> recipes.Recipe:
 def usual(name: str, model: recipes.Model, data: str, epochs: int) -> recipes.Recipe:
     """What overrides are held against: the catalogue's recipe or, for a name that it does not have, all defaults."""
     return recipes.get(name) if name in recipes.names() else recipes.Recipe(name, "", model, data, epochs, batch=1)
+
+
+def overrides_of(recipe: recipes.Recipe) -> dict[str, Any]:
+    """The fields that differ from the catalogue's recipe of that name or, if it has none, from the defaults."""
+    own, others = asdict(recipe), asdict(usual(recipe.name, recipe.model, recipe.data, recipe.epochs))
+    return {name: value for name, value in own.items() if value != others[name]}
 
 
 def told_apart(recipe: recipes.Recipe) -> str:

@@ -11,14 +11,13 @@ training.lock      while it is trained: the process that does it; training/run_l
 """
 
 import csv
-import hashlib
 import json
 import os
 import re
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -241,16 +240,13 @@ def read_metrics(run: str | Path) -> list[Row]:
 
 def read_course(run: str | Path) -> list[Row]:
     """The rows of metrics.csv, epoch by epoch; none before the first is finished, and none may be missing then."""
-    with naming_the_way_out(Path(run)):
-        summary = read_summary(run) if (Path(run) / SUMMARY).is_file() else {}
-        return _course(Path(run), summary)
-
-
-def _course(run: Path, summary: dict[str, Any]) -> list[Row]:
-    finished = bool(summary.get("finished"))
-    rows = read_metrics(run) if finished or (run / METRICS).is_file() else []
-    if rows or finished:
-        check_course(rows, run / METRICS, summary, SUMMARY)
+    run = Path(run)
+    with naming_the_way_out(run):
+        summary = read_summary(run) if (run / SUMMARY).is_file() else {}
+        finished = bool(summary.get("finished"))
+        rows = read_metrics(run) if finished or (run / METRICS).is_file() else []
+        if rows or finished:
+            check_course(rows, run / METRICS, summary, SUMMARY)
     return rows
 
 
@@ -342,77 +338,9 @@ def summary_of(
         "commit": known["commit"],
         "versions": {name: known.get(name) for name in versions},
         "date": known["date"],
-        "overrides": overrides_of(recipe),
+        "overrides": results.overrides_of(recipe),
         "finished": True,
     }
-
-
-def overrides_of(recipe: Recipe) -> dict[str, Any]:
-    """The fields that differ from the catalogue's recipe of that name or, if it has none, from the defaults."""
-    usual = results.usual(recipe.name, recipe.model, recipe.data, recipe.epochs)
-    own, others = asdict(recipe), asdict(usual)
-    return {name: value for name, value in own.items() if value != others[name]}
-
-
-def record_result(run: str | Path, folder: str | Path = "results") -> Path:
-    """Copy the small record of a finished run to folder/DATASET/MODEL-OPTIONS-seedN.json, and its metrics beside it.
-
-    Behind the options stands what else was changed in the recipe. `aaconv table` and `aaconv plot` read the files.
-    """
-    run = Path(run)
-    if not is_run(run):
-        raise ValueError(f"{run} is no run folder, it has no {RECIPE}")
-    if not is_finished(run):
-        raise ValueError(f"{run} is not finished; go on with it: aaconv train --resume {run}")
-    with naming_the_way_out(run):
-        summary, rows = _checked(run)
-    dataset = re.sub(r"[^\w.-]+", "-", summary["data"].rstrip("/").rpartition("/")[2])
-    if not dataset.strip("."):
-        raise ValueError(
-            f"{run} was trained on {summary['data']!r}, which gives no name; call it folder/NAME in {SUMMARY}"
-        )
-    recipe = recipes.load(run / RECIPE)
-    if recipe.holdout or recipe.eval_limit or recipe.train_limit:
-        dataset += "-part"  # the tables must not take it for a run on all images
-    known = recipe.name in recipes.names()
-    # A summary is of its day's catalogue; of other recipes older ones say nothing.
-    overrides = summary.get("overrides", {}) if known else overrides_of(recipe)
-    # Where the data lay is nobody else's business.
-    overrides = {name: value for name, value in overrides.items() if name != "data_dir"}
-    changed = results.changes_of({"overrides": overrides})
-    changes = {name: value for name, value in changed.items() if name != "model"}  # which stands before them
-    if not known:
-        # Most of its fields are not the defaults: too many for a name.
-        digest = hashlib.sha256(results.told_apart(recipe).encode()).hexdigest()[:6]
-        changes = {"recipe": f"{recipe.name}-{digest}"}
-    parts = [f"{name}_{value}" for some in (summary["options"], changes) for name, value in sorted(some.items())]
-    name = "-".join([summary["model"], *parts, f"seed{summary['seed']}"])
-    record = summary | {"dataset": dataset, "overrides": overrides}
-    place = Path(folder) / dataset
-    path = place / f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}.json"
-    try:
-        # As texts: of a run that diverged, a NaN is the same NaN.
-        if path.exists() and json.dumps(_read_json(path), sort_keys=True) != json.dumps(record, sort_keys=True):
-            raise ValueError(f"{path} is there already, of another run; move it away first")
-        place.mkdir(parents=True, exist_ok=True)
-        write_rows(path.with_suffix(".csv"), rows, list(rows[0]))
-        write_json(path, record)  # last: what has a record has its metrics
-    except OSError as error:
-        reason, way_out = error.strerror or error, f"keep it elsewhere: aaconv record {run} --results FOLDER"
-        raise ValueError(f"{path} cannot be written: {reason}; {way_out}") from error
-    return path
-
-
-def _checked(run: Path) -> tuple[dict[str, Any], list[Row]]:
-    """The summary and the metrics of a finished run; a ValueError where `aaconv table` could not read its record."""
-    summary = read_summary(run)
-    if missing := [name for name in ("model", "options", "data", "seed") if name not in summary]:
-        raise ValueError(f"{run / SUMMARY} is not what a run writes: it lacks {', '.join(missing)}")
-    try:
-        results.check(summary)
-    except ValueError as error:
-        raise ValueError(f"{run / SUMMARY} is not what a run writes: {error}") from None
-    return summary, _course(run, summary)
 
 
 def _read_json(path: Path) -> dict[str, Any]:

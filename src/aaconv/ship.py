@@ -23,7 +23,7 @@ from .files import check_writable, replacing
 from .machine import pick_device
 from .recipes import PARTIAL
 from .recipes.recipe import Recipe
-from .results import changes_of
+from .results import changes_in
 from .run_folder import (
     CONFIG,
     ENVIRONMENT,
@@ -33,7 +33,6 @@ from .run_folder import (
     is_finished,
     is_run,
     load_model,
-    overrides_of,
     read_config,
     read_environment,
     usual_weights,
@@ -128,7 +127,7 @@ def _origin(run: Path, recipe: Recipe) -> dict[str, Any]:
     return {
         "architecture": config["architecture"],
         "recipe": recipe.name,
-        "overrides": changes_of({"overrides": overrides_of(recipe)}),
+        "overrides": changes_in(recipe),
         "seed": recipe.seed,
         "epochs": recipe.epochs,
         **_pick(read_environment(run), run / ENVIRONMENT, "commit", "device"),

@@ -132,7 +132,7 @@ def _predict(chosen: argparse.Namespace) -> None:
 
 
 def _record(chosen: argparse.Namespace) -> None:
-    from ..run_folder import record_result
+    from ..record import record_result
 
     for run in chosen.runs:
         print(f"recorded {run} in {record_result(run, chosen.results)}")
