@@ -13,7 +13,8 @@ class Unwritable(OSError):
     def __str__(self) -> str:
         reason = self.strerror
         if self.errno == errno.ENOENT:  # "No such file" says nothing about one that is to be made
-            reason = f"{Path(self.filename).resolve().parent} is gone or takes no files"
+            parent = Path(self.filename).resolve().parent
+            reason = f"{parent} {'takes no files' if parent.is_dir() else 'is gone'}"
         room = "make room there or " if self.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         return f"{self.filename} cannot be written: {reason}; {room}choose another place"
 

@@ -268,7 +268,7 @@ def naming_the_way_out(run: Path) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        both = f"remove {run / SUMMARY} and have both" if (run / SUMMARY).is_file() else "have it"
+        both = f"remove {run / SUMMARY} and have it and the tables" if (run / SUMMARY).is_file() else "have it"
         anew = f"{both} written anew: aaconv train --resume {run}"
         way_out = anew if (run / CHECKPOINTS).is_dir() else "copy it again from where it was trained"
         raise ValueError(f"{error}; {way_out}") from None
