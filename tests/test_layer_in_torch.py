@@ -62,9 +62,22 @@ def test_compile_with_inductor():
     torch.testing.assert_close(out, layer(x))
 
 
+def skip_if_pooling_binds_sizes(variant):
+    """torch 2.11's avg_pool2d with a stride makes an export good for odd sizes alone, or for even ones."""
+    if "stride" not in variant:
+        return
+    free = ({2: torch.export.Dim.AUTO, 3: torch.export.Dim.AUTO},)
+    pooling = torch.export.export(nn.AvgPool2d(3, 2, 1), (torch.zeros(1, 1, 9, 9),), dynamic_shapes=free).module()
+    try:
+        pooling(torch.zeros(1, 1, 8, 8))
+    except (AssertionError, RuntimeError):
+        pytest.skip("the pooling of this torch binds sizes that were declared free")
+
+
 @each_variant
 @pytest.mark.parametrize("strict", [False, True])
 def test_export_with_dynamic_batch_height_and_width(variant, strict):
+    skip_if_pooling_binds_sizes(variant)
     layer = small(**variant, size=(7, 7)).eval()
     batch, height, width = (torch.export.Dim(name, min=low, max=512) for name, low in (("b", 1), ("h", 8), ("w", 8)))
     program = torch.export.export(
@@ -78,6 +91,7 @@ def test_export_with_dynamic_batch_height_and_width(variant, strict):
 
 @pytest.mark.parametrize("variant", [{}, {"padding": 0}, {"stride": 2, "downsample": True}], ids=str)
 def test_export_of_a_sequence_with_dynamic_length(variant):
+    skip_if_pooling_binds_sizes(variant)
     layer = AAConv1d(6, 16, 3, **SMALL, **variant, size=7).eval()
     # AUTO: torch cannot prove of a named range that a strided length is never 1.
     dynamic = {0: torch.export.Dim.AUTO, 2: torch.export.Dim.AUTO}

@@ -237,6 +237,8 @@ class _Counter(TorchDispatchMode):
             if operation in SLIDING:
                 raise _EmptyMapError(self.running[-1], error) from error
             raise
+        if operation in SLIDING and (out[0] if isinstance(out, tuple) else out).numel() == 0:  # torch 2.11 lets it pass
+            raise _EmptyMapError(self.running[-1], "no output pixel is left")
         if operation in RULES and not self.inside_attention:
             self.ops[self.running[-1]] += RULES[operation](out, *args, **kwargs)
         return out
