@@ -113,6 +113,31 @@ def test_a_file_that_is_off_is_not_kept(loaded, tmp_path, monkeypatch):
     assert [path.read_text() for path in tmp_path.iterdir()] == ["the old one"]
 
 
+@pytest.mark.parametrize("always", [False, True])
+def test_sizes_that_are_bound_all_the_same_are_not_called_free(always, loaded, tmp_path, monkeypatch):
+    real, said = export._write_program, []
+
+    def bound(program, path):
+        run = real(program, path)
+
+        def at_one_size(images):
+            if always or images.shape[-1] != loaded.size:
+                raise AssertionError("Guard failed: x.size()[3] % 2 == 0")
+            return run(images)
+
+        return at_one_size
+
+    monkeypatch.setattr(export, "_write_program", bound)
+    if always:
+        with pytest.raises(ValueError, match="does not run on 1 x 3 x 16 x 16 images and is not kept: Guard failed"):
+            export.export(loaded, tmp_path / "model.pt2", say=said.append)
+        assert not (tmp_path / "model.pt2").exists()
+    else:
+        export.export(loaded, tmp_path / "model.pt2", say=said.append)
+        assert said[-1].endswith("free: batch")
+    assert any(line.startswith("not with batch, height, width free: the file does not run on") for line in said)
+
+
 def test_a_nan_is_off(loaded, tmp_path):
     nn.init.constant_(loaded.model.classify.weight, float("nan"))
     with pytest.raises(ValueError, match="not kept"):
