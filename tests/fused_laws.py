@@ -13,7 +13,7 @@ def poisoned_buffers(monkeypatch):
 
     def poisoned(tensor, *args, **kwargs):
         buffer = new_empty(tensor, *args, **kwargs)
-        return buffer.fill_(float("nan")) if type(buffer) is torch.Tensor else buffer
+        return buffer.fill_(float("nan")) if type(buffer) is torch.Tensor and buffer.is_floating_point() else buffer
 
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
 

@@ -7,6 +7,7 @@ test_in_the_interpreter starts; tests/gpu/test_triton_gpu.py holds the compiled 
 import os
 import subprocess
 import sys
+from copy import deepcopy
 from importlib.metadata import version
 
 import pytest
@@ -22,7 +23,8 @@ from fused_laws import (  # noqa: F401
 from interpreted_bfloat16 import bfloat16  # noqa: F401
 from torch.utils.flop_counter import FlopCounterMode
 
-from aaconv.attention import eager, triton_backend, triton_plan
+from aaconv.attention import default_backend, eager, triton_backend, triton_plan
+from aaconv.models import create_model
 
 INTERPRETED = triton_backend.INTERPRETED
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the process test_in_the_interpreter starts")
@@ -99,6 +101,28 @@ def test_bfloat16_with_logits_far_from_zero(shift):
     qkv[..., :40] += abs(shift) ** 0.5 * 20**-0.25
     qkv[..., 40:80] += (shift > 0 or -1) * abs(shift) ** 0.5 * 20**-0.25
     assert_as_good_as_eager((qkv, *rest), torch.bfloat16, 2, 20)
+
+
+@interpreted
+@pytest.mark.usefixtures("bfloat16")
+def test_gradients_of_a_whole_network_in_bfloat16_are_as_near_to_float64_as_eagers(monkeypatch):
+    """Errors of the layers could add up where eager's cancel; the parameters after training are what they meet."""
+    monkeypatch.setattr(triton_backend, "why_not", lambda *_, **__: None)  # the interpreter was taught bfloat16
+    torch.manual_seed(0)
+    network = create_model("aa_wrn16_4", pretrained=True, num_classes=100).eval()
+    images, labels = torch.randn(2, 3, 8, 8), torch.tensor([3, 71])
+
+    def gradients(backend, dtype):
+        copy = deepcopy(network).to(torch.float64 if dtype is torch.float64 else torch.float32)
+        with default_backend(backend), torch.autocast("cpu", torch.bfloat16, enabled=dtype is torch.bfloat16):
+            output = copy(images.to(next(copy.parameters()).dtype))
+        torch.nn.functional.cross_entropy(output.double(), labels).backward()
+        return torch.cat([parameter.grad.double().flatten() for parameter in copy.parameters()])
+
+    exact = gradients("eager", torch.float64)
+    fused, eagers = (gradients(backend, torch.bfloat16) for backend in ("triton", "eager"))
+    assert (fused - exact).norm() < 1.2 * (eagers - exact).norm()
+    assert (fused - exact).norm() < 0.2 * exact.norm()
 
 
 @interpreted
