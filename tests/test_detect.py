@@ -286,6 +286,14 @@ def test_weights_without_a_finite_loss_are_named_and_no_detections_saved(run, tm
     assert not (tmp_path / "detections.json").exists()
 
 
+def test_weights_that_give_no_finite_scores_find_nothing_and_say_so(run, coco_folder, tmp_path, capsys):
+    broken, image = break_weights(run, tmp_path / "broken.safetensors"), next(coco_folder.rglob("*.png"))
+    words = ["detect", str(run), str(image), "-o", str(tmp_path / "out"), "--device", "cpu", "--weights", str(broken)]
+    assert cli.main(words) == 2
+    assert f"a score of the network is not finite: the weights {broken} are damaged" in capsys.readouterr().err
+    assert not list((tmp_path / "out").iterdir())
+
+
 def test_evaluate_refuses_other_classes_and_other_tasks(run):
     loaded = load_model(run)
     with pytest.raises(ValueError, match="other classes"):

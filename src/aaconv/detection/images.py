@@ -19,10 +19,15 @@ from .results import FILE_NAME, Result, to_results, write_results
 
 def find_in_image(loaded: Any, pixels: torch.Tensor, settings: PostprocessSettings) -> Detections:
     """The objects in an image uint8 [3, height, width], in its pixels: its longer side as long as in training."""
+    from ..evaluate import not_finite  # which imports detection
+
     like = next(loaded.model.parameters())
     (resized,) = resize(loaded.size, pixels)
     image = Normalize(loaded.mean, loaded.std).to(like.device)(resized[None].to(like.device))[0].to(like.dtype)
-    found = loaded.model.detect([image], settings)[0]
+    try:
+        found = loaded.model.detect([image], settings)[0]
+    except FloatingPointError:
+        raise not_finite(loaded, "a score of the network") from None
     scale = found.boxes.new_tensor([pixels.shape[2] / image.shape[2], pixels.shape[1] / image.shape[1]] * 2)
     return Detections((found.boxes * scale).cpu(), found.scores.cpu(), found.labels.cpu())
 

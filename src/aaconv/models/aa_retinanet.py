@@ -143,7 +143,10 @@ class RetinaNet(nn.Module):
 
     @torch.no_grad()
     def detect(self, images: Sequence[Tensor], settings: PostprocessSettings | None = None) -> list[Detections]:
-        """What is in the images, normalised [in_chans, height, width] each, of any sizes, in their pixels."""
+        """What is in the images, normalised [in_chans, height, width] each, of any sizes, in their pixels.
+
+        A FloatingPointError where a score is not finite: none would be above a threshold, as if nothing were there.
+        """
         if len(images) == 0:
             return []
         sizes = [tuple(image.shape[-2:]) for image in images]
@@ -152,6 +155,8 @@ class RetinaNet(nn.Module):
         for place, image in zip(canvas, images, strict=True):
             place[:, : image.shape[-2], : image.shape[-1]] = image
         logits, codes = self(canvas)
+        if not logits.isfinite().all():
+            raise FloatingPointError("a score of the network is not finite")
         return postprocess(logits, codes, self.anchors((height, width), canvas.device), sizes, settings)
 
     def get_classifier(self) -> nn.Module:
