@@ -132,6 +132,33 @@ def test_runs_of_the_same_name_are_told_apart(table1, tmp_path):
     assert [course.label for course in curves._read([table1[0], table1[1]])] == ["plain", "se"]
 
 
+def test_what_was_changed_in_some_is_told_and_what_in_all_is_not(tmp_path):
+    changes = {
+        "cifar100-wrn28-10-aa": {},
+        "cifar100-wrn28-10-plain": {},
+        "cifar100-wrn28-10-plain --batch 256": {"batch": 256},
+        "cifar100-wrn28-10-se --batch 256": {"batch": 256},
+    }
+    runs = [
+        write_course(tmp_path / f"{title} {seed}", title.split()[0], [50.0, 60.0], seed=seed, epochs=60, **changed)
+        for title, changed in changes.items()
+        for seed in range(2)
+    ]
+    assert [course.label for course in curves._read(runs)] == [f"{title} (2 seeds)" for title in changes]
+
+
+def test_many_courses_leave_the_panels_their_height_and_the_title_its_place(tmp_path):
+    runs = [
+        write_course(tmp_path / f"a-name-as-long-as-those-of-a-sweep-{i}", "demo-aa", [20.0, 80.0], batch=8 + i)
+        for i in range(8)
+    ]
+    few, many = drawn(runs[:2]), drawn(runs)
+    assert many.axes[1].bbox.height == pytest.approx(few.axes[1].bbox.height, rel=0.1)
+    ends = [text for text in many.axes[1].texts if text.get_text() == "80.00"]
+    assert len(ends) == 8
+    assert max(text.get_window_extent().y1 for text in ends) <= many.axes[1].bbox.y1 + 1
+
+
 @pytest.fixture
 def seeds(tmp_path):
     """Three seeds of one experiment, one of another."""

@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import cycle
+from math import ceil
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
@@ -109,10 +110,9 @@ def _read(runs: Sequence[str | Path]) -> list[Course]:
         if not (recorded and copied):
             group.append(_Run(place, recorded, recipe, rows))
     labelled: list[tuple[str, list[_Run]]] = []
-    firsts = [group[0].recipe for group in groups.values()]
-    for group in groups.values():
-        recipe, seeds = group[0].recipe, {run.recipe.seed for run in group}
-        title = _title_of(recipe, [other for other in firsts if other.name == recipe.name and other is not recipe])
+    titles = _titles([group[0].recipe for group in groups.values()])
+    for title, group in zip(titles, groups.values(), strict=True):
+        seeds = {run.recipe.seed for run in group}
         if 1 < len(seeds) == len(group):
             labelled.append((f"{title} ({len(seeds)} seeds)", group))
         else:
@@ -148,20 +148,26 @@ def _of_record(path: Path) -> tuple[Recipe, Rows]:
     return results.recipe_of(record), rows
 
 
-def _title_of(recipe: Recipe, others: list[Recipe]) -> str:
-    """The name of a recipe, and what was changed in it where that tells it from others of that name, or judges other
-    images. What all recipes of a name that the catalogue does not have share is not told."""
-    if not others and not recipe.holdout:
-        return recipe.name
-    changes = results.changes_in(recipe)
-    if recipe.name not in recipes.names():
-        changes = {
+def _titles(found: list[Recipe]) -> list[str]:
+    """The names of recipes, each with what was changed in it and not in all alike, or judges other images.
+
+    Of a name that the catalogue does not have, every field is a change: what all of that name share is not told.
+    """
+    changes = [results.changes_in(recipe) for recipe in found]
+    titles = []
+    for recipe, own in zip(found, changes, strict=True):
+        if recipe.name in recipes.names():
+            beside = changes
+        else:
+            beside = [asdict(other) for other in found if other.name == recipe.name]
+        told = {
             name: value
-            for name, value in changes.items()
-            if any(getattr(other, name) != getattr(recipe, name) for other in others)
+            for name, value in own.items()
+            if name == "holdout" or any(name not in other or other[name] != value for other in beside)
         }
-    usual = results.usual(recipe.name, recipe.model, recipe.data, recipe.epochs)
-    return " ".join([recipe.name, *results.options_of(usual, changes)])
+        usual = results.usual(recipe.name, recipe.model, recipe.data, recipe.epochs)
+        titles.append(" ".join([recipe.name, *results.options_of(usual, told)]))
+    return titles
 
 
 def _colours(found: list[Recipe]) -> list[str]:
@@ -190,7 +196,7 @@ def places(runs: Sequence[str | Path]) -> dict[Path, str]:
 def figure(courses: list[Course]) -> Figure:
     """Loss on the left, the headline accuracy on the right; solid is the test, dotted the training."""
     headline = next((name for name in HEADLINES if any(course.points(name)[1] for course in courses)), None)
-    drawn = Figure(figsize=(10.5 if headline else 6, 4.2), layout="constrained")
+    drawn = Figure(figsize=(10.5 if headline else 6, _PANEL_HEIGHT + 0.75), layout="constrained")
     panels = drawn.subplots(1, 2 if headline else 1, squeeze=False)[0]
     loss, *rest = panels
     _title(loss, "loss")
@@ -205,7 +211,7 @@ def figure(courses: list[Course]) -> Figure:
         _zoom(axes, courses, headline)
         _paper_values(axes, courses, HEADLINES[headline][1])
         _end_values(axes, courses, headline)
-    _legend(drawn, panels[-1], courses)
+    _legend(drawn, courses)
     return drawn
 
 
@@ -254,6 +260,9 @@ def _spread(axes: Axes, values: list[float]) -> list[float]:
             upper = blocks.pop()
             blocks[-1] += upper
     places = [_edge(block, -1) + _LINE * (index + 0.5) for block in blocks for index in range(len(block))]
+    # None above the panel, where the title is: the highest down to its edge, and those below it out of the way.
+    top = high * _PANEL_HEIGHT * 72 / (high - low)
+    places = [min(place, top - _LINE * (len(places) - 1 - index + 0.5)) for index, place in enumerate(places)]
     return [place - point for place, point in zip(places, points, strict=True)]
 
 
@@ -288,6 +297,7 @@ def _paper_values(axes: Axes, courses: list[Course], column: str) -> None:
         axes.annotate(
             f"{value:.1f} in the paper, {course.recipe.evidence.row}", (0, max(values)), (4, 4 + 12 * line),
             xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=9, color=course.colour,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
         )  # fmt: skip
 
 
@@ -295,7 +305,8 @@ def _tested(courses: list[Course]) -> str:
     return "test: mean, lowest to highest" if any(len(course.runs) > 1 for course in courses) else "test"
 
 
-def _legend(drawn: Figure, axes: Axes, courses: list[Course]) -> None:
+def _legend(drawn: Figure, courses: list[Course]) -> None:
+    """Below the panels, in a figure that grows by its lines."""
     from matplotlib.lines import Line2D
 
     handles = [Line2D([], [], color=course.colour, linewidth=2, label=course.label) for course in courses]
@@ -305,4 +316,5 @@ def _legend(drawn: Figure, axes: Axes, courses: list[Course]) -> None:
     ]
     widest = max(len(handle.get_label()) for handle in handles)
     columns = max(1, min(len(handles) if len(handles) <= 5 else 4, int(drawn.get_figwidth() / (0.5 + 0.075 * widest))))
+    drawn.set_figheight(drawn.get_figheight() + 0.2 * ceil(len(handles) / columns))
     drawn.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9.5)
