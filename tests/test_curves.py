@@ -147,16 +147,53 @@ def test_what_was_changed_in_some_is_told_and_what_in_all_is_not(tmp_path):
     assert [course.label for course in curves._read(runs)] == [f"{title} (2 seeds)" for title in changes]
 
 
-def test_many_courses_leave_the_panels_their_height_and_the_title_its_place(tmp_path):
+@pytest.mark.parametrize("values", [[20.0, 80.0], [80.0, 50.0, 20.0], [50.0, 50.0]], ids=["top", "bottom", "level"])
+@pytest.mark.parametrize("number", [8, 30])
+def test_many_courses_leave_the_panels_their_height_and_other_texts_their_place(number, values, tmp_path):
     runs = [
-        write_course(tmp_path / f"a-name-as-long-as-those-of-a-sweep-{i}", "demo-aa", [20.0, 80.0], batch=8 + i)
-        for i in range(8)
+        write_course(tmp_path / f"a-name-as-long-as-those-of-a-sweep-{i}", "demo-aa", values, batch=8 + i)
+        for i in range(number)
     ]
     few, many = drawn(runs[:2]), drawn(runs)
-    assert many.axes[1].bbox.height == pytest.approx(few.axes[1].bbox.height, rel=0.1)
-    ends = [text for text in many.axes[1].texts if text.get_text() == "80.00"]
-    assert len(ends) == 8
-    assert max(text.get_window_extent().y1 for text in ends) <= many.axes[1].bbox.y1 + 1
+    assert many.axes[1].bbox.height >= 0.9 * few.axes[1].bbox.height
+    ends = [text.get_window_extent() for text in many.axes[1].texts if text.get_text() == f"{values[-1]:.2f}"]
+    assert len(ends) == number
+    assert max(end.y1 for end in ends) <= many.axes[1].bbox.y1 + 2  # the title is above
+    assert min(end.y0 for end in ends) >= many.axes[1].bbox.y0 - 2  # the numbers of the axis are below
+    for one, other in itertools.combinations(ends, 2):
+        assert not one.overlaps(other)
+    assert len({course.colour for course in curves._read(runs)}) >= min(number, 27)
+
+
+def test_an_end_that_is_no_number_takes_no_place(tmp_path):
+    runs = [
+        write_course(tmp_path / f"{i}", "demo-aa", [40.0, value], batch=8 + i)
+        for i, value in enumerate([50.0, 50.1, float("nan"), 50.05, 49.9, float("nan"), 50.2])
+    ]
+    places = {text.get_text(): text.get_window_extent().y0 for text in drawn(runs).axes[1].texts}
+    assert sorted(places, key=places.get) == ["49.90", "50.00", "50.05", "50.10", "50.20"]
+
+
+def test_the_papers_line_has_the_colour_of_the_recipe_nearest_to_the_papers(tmp_path):
+    runs = [
+        write_course(tmp_path / name, "cifar100-wrn28-10-plain", [50.0, 60.0], **changes)
+        for name, changes in {"changed": {"batch": 256}, "usual": {}}.items()
+    ]
+    texts = {text.get_text(): to_hex(text.get_color()) for text in drawn(runs).axes[1].texts}
+    assert texts["80.3 in the paper, Wide-ResNet"] == GREY
+
+
+def test_a_long_name_is_set_in_lines(tmp_path):
+    run = write_course(tmp_path / " ".join(["word"] * 40), "demo-aa", [50.0, 60.0])
+    figure = drawn([run])
+    box = figure.legends[0].get_window_extent()
+    assert figure.bbox.x0 <= box.x0
+    assert box.x1 <= figure.bbox.x1
+
+
+def test_one_epoch_has_one_tick(tmp_path):
+    loss, _ = drawn([write_course(tmp_path / "run", "demo-aa", [50.0])]).axes
+    assert all(tick == int(tick) for tick in loss.get_xticks())
 
 
 @pytest.fixture

@@ -325,7 +325,7 @@ def test_the_command_writes_page_and_figure(image, tmp_path, monkeypatch, capsys
         (["aa_small", "cat.png", "--size", "300"], "pages take at most 2500"),
         (["aa_small", "cat.png", "--size", "100000"], "at most 2048 pixels, got 100000"),
         (["aa_small", "cat.png", "--at", "3,3"], "needs --static"),
-        (["aa_small", "cat.png", "--static", "figure.gif"], "must end in .png, .pdf, .svg"),
+        (["aa_small", "cat.png", "--static", "figure.gif"], "must end in .png, .svg or .pdf"),
         (["aa_small", "cat.png", "--static", "figure.png", "--at", "40,3"], "0 to 31 pixels"),
         (["aa_small", "cat.png", "cat.png", "--static", "figure.png"], "one image, got 2"),
         (["aa_small", "cat.png", "--weights", "best"], "belong to a run folder"),

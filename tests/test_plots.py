@@ -19,9 +19,11 @@ def drawn(kind):
 
 
 @pytest.mark.parametrize("kind", FIGURES)
-def test_both_formats_are_written_and_repeat(kind, tmp_path):
-    png, svg = save(kind, tmp_path / "figure.png"), save(kind, tmp_path / "figure.svg")
+def test_every_format_is_written_and_repeats(kind, tmp_path):
+    png, svg, pdf = (save(kind, tmp_path / f"figure.{ending}") for ending in ("png", "svg", "pdf"))
     assert png.read_bytes().startswith(b"\x89PNG")
+    assert b"CreationDate" not in pdf.read_bytes()
+    assert save(kind, tmp_path / "again.pdf").read_bytes() == pdf.read_bytes()
     text = svg.read_text()
     assert "<svg" in text
     assert "top-1 accuracy" in text
@@ -67,5 +69,5 @@ def test_our_runs_stand_beside_the_papers(tmp_path, monkeypatch):
 def test_unknown_figures_and_formats_say_what_there_is(tmp_path):
     with pytest.raises(ValueError, match="no figure 'speed'; choose one of params"):
         save("speed", tmp_path / "figure.png")
-    with pytest.raises(ValueError, match=r"must end in \.png or \.svg"):
-        save("params", tmp_path / "figure.pdf")
+    with pytest.raises(ValueError, match=r"must end in \.png, \.svg or \.pdf"):
+        save("params", tmp_path / "figure.gif")

@@ -10,25 +10,25 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from itertools import cycle
-from math import ceil
+from math import ceil, isfinite
 from pathlib import Path
 from statistics import mean, stdev
+from textwrap import fill
 from typing import Any
 
-from matplotlib import rc_context
+from matplotlib import colormaps
 from matplotlib.axes import Axes
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from . import recipes, results
-from .files import replacing
+from . import figure_file, recipes, results
 from .plots import BLUE, GREY, INK, RED, STYLE
 from .recipes.recipe import Recipe
 from .run_folder import RECIPE, check_course, is_run, read_course, read_rows
 
 KINDS = {"aa": RED, "se": BLUE, "plain": GREY}
 OTHERS = ("#2f8f5b", "#b7791f", "#7a4fa3", "#0f8b8d", "#a8425b", "#4b5d16")
-ENDINGS = (".png", ".svg", ".pdf")
 MANY = 4
 """Courses beyond which the accuracies of training are left out: those of the test lie close together."""
 HEADLINES = {"top1": ("top-1 accuracy (%)", "top-1"), "mAP": ("mAP (%)", "mAP")}
@@ -72,12 +72,9 @@ class Course:
 def draw(runs: Sequence[str | Path], path: str | Path) -> Path:
     """Draw the curves of runs into a .png, .svg or .pdf file, which is replaced whole."""
     path = Path(path)
-    if path.suffix.lower() not in ENDINGS:
-        raise ValueError(f"the file must end in {', '.join(ENDINGS)}, got {str(path)!r}")
+    figure_file.check_ending(path)
     courses = _read(runs)
-    metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
-    with rc_context(STYLE), replacing(path) as draft:
-        figure(courses).savefig(draft, dpi=160, metadata=metadata, facecolor="white")
+    figure_file.write(lambda: figure(courses), path, STYLE)
     return path
 
 
@@ -175,7 +172,8 @@ def _colours(found: list[Recipe]) -> list[str]:
 
     The first is one without options and with the fewest changes.
     """
-    others, colours = cycle(OTHERS), {}
+    shades = [to_hex(colour) for shade in range(4) for colour in colormaps["tab20b"].colors[shade::4]]
+    others, colours = cycle((*OTHERS, *shades)), {}
     changes = [len(results.changes_in(recipe)) for recipe in found]
     for place in sorted(range(len(found)), key=lambda place: (bool(found[place].model.options), changes[place])):
         colour = KINDS.get(found[place].model.name.partition("_")[0])
@@ -196,7 +194,8 @@ def places(runs: Sequence[str | Path]) -> dict[Path, str]:
 def figure(courses: list[Course]) -> Figure:
     """Loss on the left, the headline accuracy on the right; solid is the test, dotted the training."""
     headline = next((name for name in HEADLINES if any(course.points(name)[1] for course in courses)), None)
-    drawn = Figure(figsize=(10.5 if headline else 6, _PANEL_HEIGHT + 0.75), layout="constrained")
+    height = max(3.0, (len(courses) + 1) * _LINE / 72)  # inches of a panel: the values beside its edge have to fit
+    drawn = Figure(figsize=(10.5 if headline else 6, height + 0.9), layout="constrained")
     panels = drawn.subplots(1, 2 if headline else 1, squeeze=False)[0]
     loss, *rest = panels
     _title(loss, "loss")
@@ -210,20 +209,21 @@ def figure(courses: list[Course]) -> Figure:
             _lines(axes, course, f"train_{headline}" if len(courses) <= MANY else None, headline)
         _zoom(axes, courses, headline)
         _paper_values(axes, courses, HEADLINES[headline][1])
-        _end_values(axes, courses, headline)
+        _end_values(axes, courses, headline, height * 72)
     _legend(drawn, courses)
     return drawn
 
 
-_PANEL_HEIGHT = 3.0  # inches, about
 _LINE = 12  # points, of a text
+_LEGEND_WIDTH = 120  # letters
+_ABOVE_LINES = {"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8}
 _SMALL = {"ha": "right", "va": "top", "fontsize": 8.5, "color": GREY}
 
 
 def _title(axes: Axes, text: str) -> None:
     axes.set_title(text, loc="left", fontsize=11.5, color=INK)
     axes.set_xlabel("epoch")
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10]))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
 
 
 def _lines(axes: Axes, course: Course, training: str | None, test: str) -> None:
@@ -248,10 +248,11 @@ def _zoom(axes: Axes, courses: list[Course], column: str) -> None:
     axes.set_ylim(max(low, min(values) - 0.05 * (high - min(values))), high)
 
 
-def _spread(axes: Axes, values: list[float]) -> list[float]:
-    """How many points each of some sorted values has to be moved up so that text beside them can be read."""
+def _spread(axes: Axes, values: list[float], height: float) -> list[float]:
+    """How many points each of some sorted values has to be moved up so that text beside them can be read, in a panel
+    that is so many points high."""
     low, high = axes.get_ylim()
-    points = [value * _PANEL_HEIGHT * 72 / (high - low) for value in values]
+    points = [(value - low) * height / (high - low) for value in values]
     # Blocks of texts with no room between them, each around the middle of its values; those that meet become one.
     blocks: list[list[float]] = []
     for point in points:
@@ -260,9 +261,9 @@ def _spread(axes: Axes, values: list[float]) -> list[float]:
             upper = blocks.pop()
             blocks[-1] += upper
     places = [_edge(block, -1) + _LINE * (index + 0.5) for block in blocks for index in range(len(block))]
-    # None above the panel, where the title is: the highest down to its edge, and those below it out of the way.
-    top = high * _PANEL_HEIGHT * 72 / (high - low)
-    places = [min(place, top - _LINE * (len(places) - 1 - index + 0.5)) for index, place in enumerate(places)]
+    # None beside the title or below the axis: each leaves room for those above it, and for those below.
+    places = [min(place, height - _LINE * (len(places) - index - 0.5)) for index, place in enumerate(places)]
+    places = [max(place, _LINE * (index + 0.5)) for index, place in enumerate(places)]
     return [place - point for place, point in zip(places, points, strict=True)]
 
 
@@ -270,21 +271,23 @@ def _edge(block: list[float], side: int) -> float:
     return mean(block) + side * _LINE * len(block) / 2
 
 
-def _end_values(axes: Axes, courses: list[Course], column: str) -> None:
-    """The last value of each course beside its end."""
-    ends = [(y[-1], x[-1], course) for course in courses for x, y in [course.points(column)] if y]
+def _end_values(axes: Axes, courses: list[Course], column: str, height: float) -> None:
+    """The last value of each course beside its end, in a panel that is so many points high."""
+    found = [(course, *course.points(column)) for course in courses]
+    ends = [(y[-1], x[-1], course) for course, x, y in found if y and isfinite(y[-1])]
     ends.sort(key=lambda end: end[:2])
-    for (value, epoch, course), up in zip(ends, _spread(axes, [end[0] for end in ends]), strict=True):
+    for (value, epoch, course), up in zip(ends, _spread(axes, [end[0] for end in ends], height), strict=True):
         axes.annotate(
             course.last(column), (epoch, value), (7, up), textcoords="offset points", va="center",
-            fontsize=9.5, color=course.colour, fontweight="bold", annotation_clip=False,
+            fontsize=9.5, color=course.colour, fontweight="bold", annotation_clip=False, bbox=_ABOVE_LINES,
         )  # fmt: skip
 
 
 def _paper_values(axes: Axes, courses: list[Course], column: str) -> None:
-    """A line at each value that the paper prints for one of the runs, named above the highest."""
+    """A line at each value that the paper prints for one of the runs, named above the highest; in the colour of the
+    course whose recipe is nearest to the paper's."""
     values: dict[float, Course] = {}
-    for course in courses:
+    for course in sorted(courses, key=lambda course: len(results.changes_in(course.recipe))):
         value = recipes.paper_value(course.recipe, column)
         if value is not None:
             values.setdefault(value, course)
@@ -297,7 +300,7 @@ def _paper_values(axes: Axes, courses: list[Course], column: str) -> None:
         axes.annotate(
             f"{value:.1f} in the paper, {course.recipe.evidence.row}", (0, max(values)), (4, 4 + 12 * line),
             xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=9, color=course.colour,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 0.5, "alpha": 0.8},
+            bbox=_ABOVE_LINES,
         )  # fmt: skip
 
 
@@ -309,12 +312,17 @@ def _legend(drawn: Figure, courses: list[Course]) -> None:
     """Below the panels, in a figure that grows by its lines."""
     from matplotlib.lines import Line2D
 
-    handles = [Line2D([], [], color=course.colour, linewidth=2, label=course.label) for course in courses]
+    labels = [fill(course.label, _LEGEND_WIDTH, break_on_hyphens=False) for course in courses]
+    handles = [
+        Line2D([], [], color=course.colour, linewidth=2, label=label)
+        for course, label in zip(courses, labels, strict=True)
+    ]
     handles += [
         Line2D([], [], color=INK, linewidth=1.6, label=_tested(courses)),
         Line2D([], [], color=INK, linewidth=1.4, linestyle=(0, (1, 1.6)), label="training"),
     ]
-    widest = max(len(handle.get_label()) for handle in handles)
+    lines = [handle.get_label().splitlines() for handle in handles]
+    widest = max(len(line) for label in lines for line in label)
     columns = max(1, min(len(handles) if len(handles) <= 5 else 4, int(drawn.get_figwidth() / (0.5 + 0.075 * widest))))
-    drawn.set_figheight(drawn.get_figheight() + 0.2 * ceil(len(handles) / columns))
+    drawn.set_figheight(drawn.get_figheight() + 0.2 * ceil(sum(map(len, lines)) / columns))
     drawn.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9.5)

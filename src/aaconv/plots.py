@@ -11,11 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .files import replacing
+from . import figure_file
 from .paper import TABLES, Row
 from .tables import measured
 
@@ -52,15 +51,12 @@ class Series:
 
 
 def save(kind: str, path: str | Path) -> Path:
-    """Draw one figure of the paper into a .png or .svg file, which is replaced whole; its folder must be there."""
+    """Draw one figure of the paper into a .png, .svg or .pdf file, replaced whole; its folder must be there."""
     path = Path(path)
     if kind not in FIGURES:
         raise ValueError(f"there is no figure {kind!r}; choose one of {', '.join(FIGURES)}")
-    if path.suffix.lower() not in (".png", ".svg"):
-        raise ValueError(f"the file must end in .png or .svg, got {str(path)!r}")
-    metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
-    with rc_context(STYLE), replacing(path) as draft:
-        FIGURES[kind]().savefig(draft, dpi=160, metadata=metadata)
+    figure_file.check_ending(path)
+    figure_file.write(FIGURES[kind], path, STYLE)
     return path
 
 

@@ -152,14 +152,15 @@ def read_json(path: Path) -> Any:
 
 
 def experiments(records: Iterable[Record]) -> list[Experiment]:
-    """The runs, those of one experiment together; in the order of the catalogue, other ones last."""
+    """The runs, those of one experiment together; in the order of the catalogue, other ones last, and of each recipe
+    first what is nearest to it."""
     groups: dict[str, list[Record]] = {}
     for record in records:
         key = [record["dataset"], _name(record), record["model"], record["options"], record.get("epochs")]
         groups.setdefault(json.dumps([*key, changes_of(record)], sort_keys=True), []).append(record)
     order = {name: place for place, name in enumerate(recipes.names())}
     found = [_experiment(group) for group in groups.values()]
-    return sorted(found, key=lambda one: order.get(one.name, len(order)))
+    return sorted(found, key=lambda one: (order.get(one.name, len(order)), len(one.changes)))
 
 
 def _experiment(group: list[Record]) -> Experiment:

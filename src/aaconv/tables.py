@@ -90,16 +90,16 @@ def _row_cells(
             exact = counted.get(column)
             note = "; ".join(filter(None, (missing, row.note, note)))
         elif column in ACCURACY:
-            experiment = _experiment(ours, table, row, column)
-            exact = experiment.mean(_name(column)) if experiment else None
-            note = "; ".join(filter(None, (note, _about(experiment, column, row.fitted))))
+            behind = _experiments(ours, table, row, column)
+            exact = behind[0].mean(_name(column)) if behind else None
+            note = "; ".join(filter(None, (note, _about(behind, column, row.fitted))))
         elif column in LATENCY:
             exact = latencies.get((row.model, _key(row.options)), {}).get(column)
         text = None
         if exact is not None and paper != "-":
             text, match = compare(paper, exact, "G" if column == "GFlops" else "")
         # Another GPU, or a run that did not do what the paper's did: nothing to agree with.
-        if column in LATENCY or (column in ACCURACY and exact is not None and experiment.changes):
+        if column in LATENCY or (column in ACCURACY and exact is not None and behind[0].changes):
             match = None
         note = _fill(note, table, row) if note and not missing else note
         found.append(
@@ -153,35 +153,47 @@ def _key(options: dict) -> tuple:
 def measured(number: int, row: Row, column: str) -> float | None:
     """The mean of our own runs for an accuracy cell, if there are any."""
     ours = results.experiments(results.read())
-    experiment = _experiment(ours, TABLES[number], row, column)
-    return experiment.mean(_name(column)) if experiment else None
+    behind = _experiments(ours, TABLES[number], row, column)
+    return behind[0].mean(_name(column)) if behind else None
 
 
-def _experiment(ours: list[Experiment], table: PaperTable, row: Row, column: str) -> Experiment | None:
-    """The longest of our experiments that stands behind a cell; of several the one that changes least of the paper's
-    settings, then the one with the most runs that have the value."""
+def _experiments(ours: list[Experiment], table: PaperTable, row: Row, column: str) -> list[Experiment]:
+    """The longest of our experiments behind a cell; first the one that changes least of the paper's settings, then the
+    one with the most runs that have the value."""
     wanted, name = (table.dataset, row.model, row.options), _name(column)
     found = [one for one in ours if (one.dataset, one.model, one.options) == wanted and one.values(name)]
-    return max(found, key=lambda one: (one.epochs or 0, -len(one.changes), len(one.values(name))), default=None)
+    longest = max((one.epochs or 0 for one in found), default=0)
+    found = [one for one in found if (one.epochs or 0) == longest]
+    return sorted(found, key=lambda one: (len(one.changes), -len(one.values(name))))
 
 
 def _name(column: str) -> str:
     return column.replace("-", "")
 
 
-def _about(experiment: Experiment | None, column: str, fitted: dict[str, object]) -> str | None:
-    """What stands behind a mean: how many runs, how long, and where they differ from the paper's or from the count."""
-    if experiment is None:
+def _about(behind: list[Experiment], column: str, fitted: dict[str, object]) -> str | None:
+    """What stands behind a mean: how many runs, how long, and where they differ from the paper's or from the count;
+    then what the same network reached in other ways, which the rows beside it may have been trained in."""
+    if not behind:
         return None
+    experiment, *others = behind
     number, deviation = len(experiment.values(_name(column))), experiment.deviation(_name(column))
     length = f" of {experiment.epochs} epochs" if experiment.epochs else ""
     about = f"ours: {'the mean of ' if number > 1 else ''}{number} run{'s' * (number > 1)}{length}"
-    changes = {name: value for name, value in experiment.changes.items() if name != "epochs"}
-    if changes and experiment.recipe:
-        about += f" with {' '.join(results.options_of(experiment.recipe, changes))}"
+    if changed := _changed(experiment):
+        about += f" with {changed}"
     if fitted:
         about += f" without {', '.join(f'{name}={value!r}' for name, value in fitted.items())}"
-    return about if deviation is None else f"{about}, standard deviation {deviation:.2f}"
+    if deviation is not None:
+        about += f", standard deviation {deviation:.2f}"
+    ways = [f"{one.mean(_name(column)):.1f} with {_changed(one) or one.name}" for one in others]
+    return "; ".join([about, *ways])
+
+
+def _changed(experiment: Experiment) -> str:
+    """The changes of a recipe of the catalogue, as options; all but the length."""
+    changes = {name: value for name, value in experiment.changes.items() if name != "epochs"}
+    return " ".join(results.options_of(experiment.recipe, changes)) if experiment.recipe else ""
 
 
 def of_table(table: PaperTable, ours: list[Experiment]) -> list[Experiment]:

@@ -34,7 +34,9 @@ def add_commands(commands: Any) -> None:
         metavar="RUN|FIGURE",
         help=f"run folders or recorded results (.json), of which seeds are averaged; or one of {', '.join(PLOTS)}",
     )
-    plot.add_argument("-o", "--output", metavar="FILE", help="a .png or .svg file; default: FIGURE.png or curves.png")
+    plot.add_argument(
+        "-o", "--output", metavar="FILE", help="a .png, .svg or .pdf file; default: FIGURE.png or curves.png"
+    )
 
     data = add(commands, "data", None, "look at a data set: preview")
     _add_preview(data.add_subparsers(title="commands", dest="look", metavar="command", required=True))

@@ -8,15 +8,14 @@ from pathlib import Path
 from textwrap import shorten
 
 import torch
-from matplotlib import rc_context
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from timm.data import ImageNetInfo
 from torch import Tensor
 
+from .. import figure_file
 from ..detection.draw import class_colour
-from ..files import replacing
 from .coco import DetectionDataset, Objects, open_detection
 from .datasets import Dataset, open_dataset
 from .unreadable import Skipped, UnreadableImage
@@ -39,8 +38,7 @@ def save(
 ) -> Path:
     """Draw `count` examples, chosen (and for shapes drawn) by the seed, into an image file that is replaced whole."""
     path = Path(path)
-    if path.suffix.lower() not in (".png", ".jpg", ".webp", ".svg", ".pdf"):
-        raise ValueError(f"the file must end in .png, .jpg, .webp, .svg or .pdf, got {str(path)!r}")
+    figure_file.check_ending(path, (".png", ".jpg", ".webp", ".svg", ".pdf"))
     if not 1 <= count <= MAX_COUNT:
         raise ValueError(f"count must be 1 to {MAX_COUNT}, got {count}")
     if seed < 0:
@@ -49,8 +47,7 @@ def save(
         dataset = open_detection(name, data_dir, split)
     else:
         dataset = open_dataset(name, data_dir, split, **({"seed": seed} if name == "shapes" else {}))
-    with rc_context(STYLE), replacing(path) as draft:
-        sheet(dataset, split, count=count, seed=seed).savefig(draft, dpi=160, facecolor="white")
+    figure_file.write(lambda: sheet(dataset, split, count=count, seed=seed), path, STYLE)
     return path
 
 

@@ -7,11 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib import colormaps, patheffects, rc_context
+from matplotlib import colormaps, patheffects
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from ..files import check_writable, replacing
+from .. import figure_file
+from ..files import check_writable
 from .capture import Layer
 from .page import COLOUR_MAP
 from .study import Picture, Study, study
@@ -19,7 +20,6 @@ from .study import Picture, Study, study
 SPREAD = ((0.3, 0.3), (0.7, 0.3), (0.3, 0.7), (0.7, 0.7))
 """Where the crosses stand unless told, as in the paper: x and y as parts of the image."""
 MOST_POSITIONS = 12
-ENDINGS = (".png", ".pdf", ".svg")
 NOTABLE, DIM, LIT = 4, 0.2, 0.68  # as in the page
 FINE = 4  # drawn pixels a pixel of the image: cells may begin at half ones
 CELL, GAP, LABEL = 1.0, 0.06, 0.62  # inches
@@ -44,17 +44,14 @@ def write_figure(
     fit, the one that looks most sharply is drawn.
     """
     path = Path(path)
-    if path.suffix.lower() not in ENDINGS:
-        raise ValueError(f"the figure must end in {', '.join(ENDINGS)}, got {str(path)!r}")
+    figure_file.check_ending(path)
     if len(images) != 1:
         raise ValueError(f"a figure shows one image, got {len(images)}; a page takes several")
     check_writable(path)
     looked_at = study(source, images, layers=layers, size=size, weights=weights, pretrained=pretrained)
     positions = _positions(at, looked_at.size)
-    metadata = {"Date": None} if path.suffix.lower() == ".svg" else None
-    with rc_context(STYLE), replacing(path) as draft:
-        sharpest = max(looked_at.layers, key=lambda layer: looked_at.pictures[0].attention[layer.name].peak)
-        draw(looked_at, sharpest, positions).savefig(draft, dpi=200, metadata=metadata)
+    sharpest = max(looked_at.layers, key=lambda layer: looked_at.pictures[0].attention[layer.name].peak)
+    figure_file.write(lambda: draw(looked_at, sharpest, positions), path, STYLE, dpi=200)
     return path
 
 

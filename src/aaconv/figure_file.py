@@ -1,0 +1,27 @@
+"""Figures as files, replaced whole. The same figure is the same file: no date is written into it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from matplotlib import rc_context
+from matplotlib.figure import Figure
+
+from .files import replacing
+
+ENDINGS = (".png", ".svg", ".pdf")
+_DATES = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+
+
+def check_ending(path: Path, endings: tuple[str, ...] = ENDINGS) -> None:
+    """A ValueError that names the endings unless the path has one of them."""
+    if path.suffix.lower() not in endings:
+        raise ValueError(f"the file must end in {', '.join(endings[:-1])} or {endings[-1]}, got {str(path)!r}")
+
+
+def write(draw: Callable[[], Figure], path: Path, style: Mapping[str, Any], *, dpi: int = 160) -> None:
+    """Draw a figure in a style into a file; its folder must be there."""
+    with rc_context(style), replacing(path) as draft:
+        draw().savefig(draft, dpi=dpi, metadata=_DATES.get(path.suffix.lower()), facecolor="white")
