@@ -85,13 +85,14 @@ def test_class_titles(name, title):
     assert preview.class_title(name) == title
 
 
-def test_command_writes_the_same_picture_for_the_same_seed(tmp_path, capsys):
-    sheets = [tmp_path / f"{number}.png" for number in range(3)]
+@pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
+def test_command_writes_the_same_file_for_the_same_seed(ending, tmp_path, capsys):
+    sheets = [tmp_path / f"{number}.{ending}" for number in range(3)]
     for path, seed in zip(sheets, "001", strict=True):
         assert main(["data", "preview", "shapes", "-o", str(path), "--seed", seed, "--count", "6"]) == 0
     assert f"drew {sheets[0]}" in capsys.readouterr().out
-    pictures = [Image.open(path).tobytes() for path in sheets]
-    assert pictures[0] == pictures[1] != pictures[2]
+    files = [path.read_bytes() for path in sheets]
+    assert files[0] == files[1] != files[2]
     assert len(list(sheets[0].parent.iterdir())) == 3, "no drafts are left"
 
 

@@ -146,7 +146,7 @@ def _of_record(path: Path) -> tuple[Recipe, Rows]:
 
 
 def _titles(found: list[Recipe]) -> list[str]:
-    """The names of recipes, each with what was changed in it and not in all alike, or judges other images.
+    """The names of recipes, each with what was changed in it and not in all alike; always with images held out.
 
     Of a name that the catalogue does not have, every field is a change: what all of that name share is not told.
     """

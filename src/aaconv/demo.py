@@ -15,7 +15,6 @@ from textwrap import fill
 from typing import Any
 
 import torch
-from matplotlib import rc_context
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, Rectangle
 from rich.console import Console
@@ -23,10 +22,10 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from . import curves, recipes, run_folder
+from . import curves, figure_file, recipes, run_folder
 from .data import ArrayDataset, Normalize, open_dataset, shapes
 from .explore import write_page
-from .files import naming_unwritable, replacing
+from .files import naming_unwritable
 from .layer import AAConv2d
 from .plots import GREY, INK, STYLE
 from .recipes.catalogue import DEMO_KINDS
@@ -184,18 +183,20 @@ def draw_attention(run: str | Path, path: str | Path) -> Path:
     name, which = max(((name, which) for name in layers for which in (0, 1)), key=lambda pair: across(*pair))
     chosen = [int((dataset.labels == label).nonzero()[0]) for label in (1, 0)]
     heads = layers[name].num_heads
-    with rc_context(STYLE | {"axes.grid": False}):
+
+    def panels() -> Figure:
         figure = Figure(figsize=(1.75 * (heads + 1) + 0.2, 2.02 * len(chosen) + 0.95), layout="constrained")
         title = f"From the ring, where do the heads of {name} look?"
         figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK)
-        panels = figure.subplots(len(chosen), heads + 1)
-        for row, index in zip(panels, chosen, strict=True):
+        rows = figure.subplots(len(chosen), heads + 1)
+        for row, index in zip(rows, chosen, strict=True):
             maps, guess = look(index, name, which)
             _show_image(row[0], dataset, index, which, guess)
             for head, axes in enumerate(row[1:]):
                 _show_head(axes, dataset, index, which, maps[head], f"head {head + 1}")
-        with replacing(path) as draft:
-            figure.savefig(draft, dpi=160, facecolor="white")
+        return figure
+
+    figure_file.write(panels, Path(path), STYLE | {"axes.grid": False})
     return Path(path)
 
 

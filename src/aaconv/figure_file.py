@@ -1,4 +1,4 @@
-"""Figures as files, replaced whole. The same figure is the same file: no date is written into it."""
+"""Figures as files, replaced whole. The same figure is the same file: no date, no random names within."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from .files import replacing
 
 ENDINGS = (".png", ".svg", ".pdf")
+_SALT = {"svg.hashsalt": "aaconv"}
 _DATES = {".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
 
 
@@ -23,5 +24,5 @@ def check_ending(path: Path, endings: tuple[str, ...] = ENDINGS) -> None:
 
 def write(draw: Callable[[], Figure], path: Path, style: Mapping[str, Any], *, dpi: int = 160) -> None:
     """Draw a figure in a style into a file; its folder must be there."""
-    with rc_context(style), replacing(path) as draft:
+    with rc_context({**style, **_SALT}), replacing(path) as draft:
         draw().savefig(draft, dpi=dpi, metadata=_DATES.get(path.suffix.lower()), facecolor="white")

@@ -32,7 +32,6 @@ STYLE = {
     "grid.color": "#ececec",
     "axes.axisbelow": True,
     "svg.fonttype": "none",
-    "svg.hashsalt": "aaconv",  # the same figure is the same file
 }
 AXES = {"Params": "parameters (millions)", "GFlops": "GFlops, as the paper counts"}
 FULLY_ATTENTIONAL_GAIN = 2.8

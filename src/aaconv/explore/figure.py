@@ -23,7 +23,7 @@ MOST_POSITIONS = 12
 NOTABLE, DIM, LIT = 4, 0.2, 0.68  # as in the page
 FINE = 4  # drawn pixels a pixel of the image: cells may begin at half ones
 CELL, GAP, LABEL = 1.0, 0.06, 0.62  # inches
-STYLE = {"font.family": "sans-serif", "font.size": 9, "svg.hashsalt": "aaconv", "svg.fonttype": "none"}
+STYLE = {"font.family": "sans-serif", "font.size": 9, "svg.fonttype": "none"}
 OUTLINE = [patheffects.withStroke(linewidth=2.6, foreground="black", alpha=0.7)]
 
 
