@@ -5,6 +5,8 @@ import sys
 import pytest
 import torch
 
+from support.interpreted_bfloat16 import teach_bfloat16
+
 
 @pytest.fixture(autouse=True)
 def _seed():
@@ -16,3 +18,38 @@ def _forget_compiled():
     yield
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+
+
+@pytest.fixture(scope="module")
+def one_thread():
+    """Sums depend on the number of threads in their last bits: as many here as in the processes that are started."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def no_curves():
+    """Half a second a run; one test looks at them."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("aaconv.runs.curves.draw", lambda runs, path: None)
+        yield
+
+
+@pytest.fixture
+def poisoned_buffers(monkeypatch):
+    """What a kernel forgets to write must show."""
+    new_empty = torch.Tensor.new_empty
+
+    def poisoned(tensor, *args, **kwargs):
+        buffer = new_empty(tensor, *args, **kwargs)
+        return buffer.fill_(float("nan")) if type(buffer) is torch.Tensor and buffer.is_floating_point() else buffer
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+
+
+@pytest.fixture
+def bfloat16(monkeypatch):
+    """bfloat16 in triton's interpreter."""
+    teach_bfloat16(monkeypatch)

@@ -7,11 +7,12 @@ import pytest
 import timm
 import torch
 from PIL import Image
-from tiny_runs import TINY
 
-from aaconv import demo, recipes, run_folder
+from aaconv import demo, recipes
 from aaconv.data import open_dataset
-from aaconv.layer import AAConv2d
+from aaconv.layers.aaconv import AAConv2d
+from aaconv.runs import run_folder
+from support.tiny_runs import TINY
 
 KINDS = ("plain", "se", "aa")
 

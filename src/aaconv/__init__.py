@@ -2,8 +2,8 @@
 
 from . import models, recipes
 from .attention import attend_2d, default_backend, set_default_backend
-from .augment import augment
-from .layer import AAConv1d, AAConv2d, attention_channels
+from .layers.aaconv import AAConv1d, AAConv2d, attention_channels
+from .layers.augment import augment
 from .version import __version__
 
 __all__ = [

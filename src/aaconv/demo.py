@@ -22,16 +22,18 @@ from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
-from . import curves, figure_file, recipes, run_folder
+from . import recipes
 from .data import ArrayDataset, Normalize, open_dataset, shapes
 from .explore import write_page
-from .files import naming_unwritable
-from .layer import AAConv2d
-from .plots import GREY, INK, STYLE
+from .layers.aaconv import AAConv2d
 from .recipes.catalogue import DEMO_KINDS
 from .recipes.recipe import Recipe
-from .train import train
+from .runs import curves, load, run_folder
 from .training.run_lock import RunLock
+from .training.trainer import train
+from .utils import figures
+from .utils.figures import GREY, INK, STYLE
+from .utils.files import naming_unwritable
 
 BOUND = 75.0
 CHANCE = 50.0
@@ -167,7 +169,7 @@ def draw_attention(run: str | Path, path: str | Path) -> Path:
 
     Of the layers, and of the two objects, those are shown from which most of a head's weight goes to the other object.
     """
-    loaded = run_folder.load_model(run)
+    loaded = load.load_model(run)
     layers = {name: layer for name, layer in loaded.model.named_modules() if isinstance(layer, AAConv2d)}
     dataset = open_dataset("shapes", split="test", number=200)
     normalize = Normalize(loaded.mean, loaded.std)
@@ -196,7 +198,7 @@ def draw_attention(run: str | Path, path: str | Path) -> Path:
                 _show_head(axes, dataset, index, which, maps[head], f"head {head + 1}")
         return figure
 
-    figure_file.write(panels, Path(path), STYLE | {"axes.grid": False})
+    figures.write(panels, Path(path), STYLE | {"axes.grid": False})
     return Path(path)
 
 

@@ -4,16 +4,16 @@ from dataclasses import replace
 
 import pytest
 import torch
-from training_runs import no_curves  # noqa: F401
-from waiting import waiting_is_an_error
 
 from aaconv import recipes
-from aaconv.detect import Detect
-from aaconv.run_folder import read_metrics
-from aaconv.train import Trainer, train
-from aaconv.training.distributed import World
+from aaconv.runs.run_folder import read_metrics
+from aaconv.tasks.detect import Detect
+from aaconv.training.trainer import Trainer, train
+from aaconv.utils.distributed import World
+from support.waiting import waiting_is_an_error
 
 pytestmark = [
+    pytest.mark.usefixtures("no_curves"),
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"),
     # Torch's own, of its look at the inputs of the loss, which is compiled by itself. Torch does not show it, either.
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),

@@ -4,15 +4,15 @@ import shutil
 
 import pytest
 import torch
-from training_runs import no_curves, outcome, tiny  # noqa: F401
-from waiting import waiting_is_an_error
 
 from aaconv.recipes import Model
-from aaconv.train import Trainer, resume, settings, train
 from aaconv.training import checkpoint
-from aaconv.training.distributed import World
+from aaconv.training.trainer import Trainer, resume, settings, train
+from aaconv.utils.distributed import World
+from support.training_runs import outcome, tiny
+from support.waiting import waiting_is_an_error
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+pytestmark = [pytest.mark.usefixtures("no_curves"), pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")]
 
 PLAIN = Model("plain_wrn16_4")
 AUGMENTED = Model("aa_wrn16_4")

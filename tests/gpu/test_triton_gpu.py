@@ -4,18 +4,21 @@ import functools
 import random
 import re
 
-import fused_laws
 import pytest
 import torch
-from fused_laws import assert_as_good_as_eager, output_and_gradients, poisoned_buffers  # noqa: F401
 
 from aaconv.attention import eager, triton_backend, triton_plan
 from aaconv.benchmark.measure import graphed
 from aaconv.benchmark.model import prepare_training
 from aaconv.data import shapes
 from aaconv.models import create_model
+from support import fused_laws
+from support.fused_laws import assert_as_good_as_eager, output_and_gradients
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+pytestmark = [
+    pytest.mark.usefixtures("poisoned_buffers"),
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
+]
 
 PAPER_SHAPES = [  # batch, height, width, heads, key depth, value depth
     (4, 14, 14, 8, 20, 1),

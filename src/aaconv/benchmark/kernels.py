@@ -10,7 +10,7 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from ..attention.triton_plan import TILES
+from ..attention.triton_tiles import TILES
 from .measure import Call
 
 KINDS = {

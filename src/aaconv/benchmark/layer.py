@@ -6,9 +6,9 @@ import torch
 from torch import nn
 
 from ..attention import BACKENDS
-from ..layer import AAConv2d
+from ..layers.aaconv import AAConv2d
 from .measure import failures_into, peak_memory, pick_device, state_of, time_interleaved
-from .report import Progress, Results, mib
+from .output import Progress, Results, mib
 
 CHANNELS = 256
 ATTENTION = {"key_channels": 160, "value_channels": 24, "num_heads": 8}

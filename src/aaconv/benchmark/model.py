@@ -27,7 +27,7 @@ from .measure import (
     state_of,
     time_interleaved,
 )
-from .report import Progress, Results
+from .output import Progress, Results
 
 Prepared = tuple[Call, Callable[[], list[Tensor]]]
 """A call, and what gives the tensors it holds all the time."""

@@ -7,10 +7,10 @@ import json
 from pathlib import Path
 from typing import Any
 
-from ..paper import TABLE_2
+from ..recipes.paper import TABLE_2
 from .measure import pick_device
 from .model import Network, default_batch, measure, print_rows
-from .report import Results
+from .output import Results
 
 PHASES = ["infer", "train"]
 

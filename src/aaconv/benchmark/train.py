@@ -17,16 +17,16 @@ import torch
 import torch.nn.functional as F
 from rich.console import Console
 
-from ..classify import Classify
 from ..data import ArrayDataset, CropAndFlip, Dataset
 from ..data.datasets import CIFAR_STATISTICS
-from ..progress import Display
 from ..recipes.recipe import Model, Recipe
-from ..train import Trainer, settings
-from ..training.distributed import World
+from ..tasks.classify import Classify
+from ..training.progress import Display
+from ..training.trainer import Trainer, settings
+from ..utils.distributed import World
 from .measure import Timing, pick_device
 from .model import Network
-from .report import Progress, Results
+from .output import Progress, Results
 
 IMAGES = {"cuda": 50_000, "cpu": 96}
 BATCH = {"cuda": 1024, "cpu": 16}

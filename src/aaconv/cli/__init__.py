@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from ..attention import chosen_default
-from ..recipes.overrides import spell_out
 from ..version import __version__
-from . import bench, detection, look, take, training
+from . import bench, data, doctor, explore, export, inference, models, paper, recipes, train
 from .parsing import Parser, add, nearest
+from .recipe_options import spell_out
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -57,7 +57,7 @@ def _command_line() -> Parser:
 
     add(commands, "demo", _demo, "train a small network without and with attention, on the CPU, in minutes")
 
-    for module in (look, training, detection, bench, take):
+    for module in (models, paper, data, doctor, recipes, train, inference, bench, explore, export):
         module.add_commands(commands)
     return parser
 

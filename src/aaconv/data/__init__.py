@@ -1,9 +1,9 @@
 """Images on their way to a network: data sets by name, augmentation, and loaders that give batches on a device."""
 
 from .datasets import ArrayDataset, Dataset, FileDataset, open_dataset
+from .images import Skipped, UnreadableImage
 from .loaders import DeviceLoader, Loader, WorkerLoader, make_loader
 from .transforms import CropAndFlip, Normalize, cifar_train, inception_eval, inception_train
-from .unreadable import Skipped, UnreadableImage
 
 __all__ = [
     "ArrayDataset",

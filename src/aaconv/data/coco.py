@@ -21,8 +21,7 @@ from torch import Tensor
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from .datasets import SPLITS, ArrayDataset, default_data_dir, open_dataset
-from .image_files import naming_unreadable
-from .unreadable import UnreadableImage
+from .images import UnreadableImage, naming_unreadable
 
 SPLIT_NAMES = {"train": ("train", "train2017", "train2014"), "test": ("val", "val2017", "val2014", "test")}
 NAMES = ("shapes", "coco", "coco/PATH")

@@ -25,12 +25,11 @@ from torchvision.datasets.utils import calculate_md5
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 from . import shapes, tar_shards
-from .image_files import naming_unreadable
+from .images import IMAGE_ENDINGS, naming_unreadable
 from .transforms import CropAndFlip
 
 SPLITS = ("train", "test")
 SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("val", "validation", "valid", "test", "eval")}
-IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
 NAMES = ("shapes", "cifar10", "cifar100", "imagenet", "folder/PATH", "wds/PATH", "hfds/NAME")
 WITH_PATH = ("folder", "wds", "hfds")
 OPTIONS = {"shapes": ("size", "number", "seed"), "hfds": ("input_key", "target_key")}

@@ -11,8 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader
 
-from ..detection import Targets
-from ..machine import cores
+from ..utils.device import cores
 from .coco import DetectionDataset
 from .detection_transforms import (
     Placed,
@@ -22,8 +21,23 @@ from .detection_transforms import (
     move_boxes,
     move_images,
 )
+from .images import LIMIT, Skipped, UnreadableImage
 from .loaders import BatchKeys, Loader, drawing_from, mix, sort_out
-from .unreadable import LIMIT, Skipped, UnreadableImage
+
+
+class Targets(NamedTuple):
+    """The objects of a batch of images, padded to the same number.
+
+    `boxes` float32 [batch, objects, 4] as x0, y0, x1, y1 in pixels of the canvas, `labels` int64 [batch, objects], -1
+    where there is no object; `sizes` int64 [batch, 2], (height, width) of the image on its canvas; `index` int64
+    [batch], which images of their data set they are.
+    """
+
+    boxes: Tensor
+    labels: Tensor
+    sizes: Tensor
+    index: Tensor
+
 
 Batch = tuple[Tensor, Targets]
 KEPT_BYTES = 4 * 2**30

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from .datasets import ArrayDataset, Dataset
+from .images import LIMIT, Skipped, UnreadableImage
 from .transforms import CropAndFlip, Normalize, cut_batch, inception_eval, inception_train, pad_images
-from .unreadable import LIMIT, Skipped, UnreadableImage
 
 Batch = tuple[Tensor, Tensor]
 

@@ -11,14 +11,13 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
-from timm.data import ImageNetInfo
 from torch import Tensor
 
-from .. import figure_file
-from ..detection.draw import class_colour
+from ..utils import figures
+from .class_names import class_colour, class_title
 from .coco import DetectionDataset, Objects, open_detection
 from .datasets import Dataset, open_dataset
-from .unreadable import Skipped, UnreadableImage
+from .images import Skipped, UnreadableImage
 
 INK, PALE, BOX = "#222222", "#6b6b6b", "#ffffff"
 STYLE = {"font.family": "sans-serif", "font.size": 9, "text.color": INK}
@@ -38,7 +37,7 @@ def save(
 ) -> Path:
     """Draw `count` examples, chosen (and for shapes drawn) by the seed, into an image file that is replaced whole."""
     path = Path(path)
-    figure_file.check_ending(path, (".png", ".jpg", ".webp", ".svg", ".pdf"))
+    figures.check_ending(path, (".png", ".jpg", ".webp", ".svg", ".pdf"))
     if not 1 <= count <= MAX_COUNT:
         raise ValueError(f"count must be 1 to {MAX_COUNT}, got {count}")
     if seed < 0:
@@ -47,7 +46,7 @@ def save(
         dataset = open_detection(name, data_dir, split)
     else:
         dataset = open_dataset(name, data_dir, split, **({"seed": seed} if name == "shapes" else {}))
-    figure_file.write(lambda: sheet(dataset, split, count=count, seed=seed), path, STYLE)
+    figures.write(lambda: sheet(dataset, split, count=count, seed=seed), path, STYLE)
     return path
 
 
@@ -73,16 +72,6 @@ def sheet(dataset: Dataset | DetectionDataset, split: str, *, count: int, seed: 
             _show(axes, image, class_title(dataset.classes[shown]))
             _draw_boxes(axes, dataset, index)
     return figure
-
-
-def class_title(name: str) -> str:
-    """A class as people call it: ImageNet's n01440764 is a tench."""
-    if len(name) == 9 and name[0] == "n" and name[1:].isdecimal():
-        try:
-            return ImageNetInfo("imagenet-22k").label_name_to_description(name).split(",")[0]
-        except KeyError:
-            return name
-    return name.replace("_", " ")
 
 
 def _examples(

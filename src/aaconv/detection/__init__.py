@@ -1,7 +1,8 @@
 """What a detector needs beside its network: anchors, the loss, and boxes out of what the network says."""
 
+from ..data.detection_loader import Targets
 from .anchors import AnchorSettings, make_anchors
-from .loss import DetectionLoss, Targets, match
+from .loss import DetectionLoss, match
 from .postprocess import Detections, PostprocessSettings, postprocess
 
 __all__ = [

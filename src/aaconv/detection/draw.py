@@ -1,6 +1,5 @@
 """Pictures of what a detector found: boxes with class names and scores."""
 
-import colorsys
 import math
 from collections.abc import Sequence
 
@@ -8,18 +7,12 @@ from PIL import Image, ImageDraw, ImageFont
 from torch import Tensor
 from torchvision.transforms.v2.functional import to_pil_image
 
+from ..data.class_names import class_colour
 from .postprocess import Detections
 
 LONGER_SIDE = 800  # smaller images are enlarged, so that names can be read
-GOLDEN = 0.61803398875
 
 Rectangle = tuple[float, float, float, float]
-
-
-def class_colour(label: int) -> tuple[int, int, int]:
-    """Neighbouring labels have colours far apart; bright enough for dark letters on them."""
-    rgb = colorsys.hls_to_rgb(label * GOLDEN % 1, 0.66, 0.85)
-    return tuple(round(255 * value) for value in rgb)
 
 
 def draw(image: Tensor, found: Detections, classes: Sequence[str], side: int = LONGER_SIDE) -> Image.Image:

@@ -4,8 +4,6 @@
 (its Matcher takes one image at a time), boxes coded and classes weighed by torchvision's functions.
 """
 
-from typing import NamedTuple
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -14,20 +12,6 @@ from torchvision.ops import box_iou, sigmoid_focal_loss
 
 CODER = BoxCoder((1.0, 1.0, 1.0, 1.0))
 BACKGROUND, IGNORED = -1, -2
-
-
-class Targets(NamedTuple):
-    """The objects of a batch of images, padded to the same number.
-
-    `boxes` float32 [batch, objects, 4] as x0, y0, x1, y1 in pixels of the canvas, `labels` int64 [batch, objects], -1
-    where there is no object; `sizes` int64 [batch, 2], (height, width) of the image on its canvas; `index` int64
-    [batch], which images of their data set they are.
-    """
-
-    boxes: Tensor
-    labels: Tensor
-    sizes: Tensor
-    index: Tensor
 
 
 def match(anchors: Tensor, boxes: Tensor, present: Tensor, foreground: float = 0.5, background: float = 0.4) -> Tensor:

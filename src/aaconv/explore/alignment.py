@@ -13,7 +13,7 @@ import copy
 import torch
 from torch import Tensor, nn
 
-from ..layer import AAConv2d
+from ..layers.aaconv import AAConv2d
 
 
 def cell_shifts(model: nn.Module, images: Tensor, names: list[str]) -> dict[str, tuple[float, float]]:

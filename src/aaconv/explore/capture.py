@@ -18,9 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from ..attention.heads import split_heads
-from ..layer import AAConv2d
+from ..layers.aaconv import AAConv2d
 from ..models import list_models
-from ..models._family import KINDS
+from ..models.family import KINDS
 
 LARGEST_MAP = 2500
 """Pixels of an attention map; the check holds all weights between them at once."""

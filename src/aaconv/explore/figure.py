@@ -11,8 +11,8 @@ from matplotlib import colormaps, patheffects
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from .. import figure_file
-from ..files import check_writable
+from ..utils import figures
+from ..utils.files import check_writable
 from .capture import Layer
 from .page import COLOUR_MAP
 from .study import Picture, Study, study
@@ -44,14 +44,14 @@ def write_figure(
     fit, the one that looks most sharply is drawn.
     """
     path = Path(path)
-    figure_file.check_ending(path)
+    figures.check_ending(path)
     if len(images) != 1:
         raise ValueError(f"a figure shows one image, got {len(images)}; a page takes several")
     check_writable(path)
     looked_at = study(source, images, layers=layers, size=size, weights=weights, pretrained=pretrained)
     positions = _positions(at, looked_at.size)
     sharpest = max(looked_at.layers, key=lambda layer: looked_at.pictures[0].attention[layer.name].peak)
-    figure_file.write(lambda: draw(looked_at, sharpest, positions), path, STYLE, dpi=200)
+    figures.write(lambda: draw(looked_at, sharpest, positions), path, STYLE, dpi=200)
     return path
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-from ..predict import read_image
+from ..data.images import read_image
 
 
 def load_image(source: Any) -> Tensor:

@@ -5,17 +5,16 @@ from __future__ import annotations
 import base64
 import html
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib import colormaps
 
-from ..files import check_writable, replacing
+from ..utils.files import check_writable, replacing
+from ..utils.html import base_style, fill, read
 from ..version import __version__
 from .images import png
 from .study import Study, study
@@ -56,7 +55,7 @@ def write_page(
 ) -> Written:
     """Write one self-contained page that shows what a network attends to.
 
-    source: a run folder, a registered model's name, or what run_folder.load_model gives.
+    source: a run folder, a registered model's name, or what aaconv.load_model gives.
     images: files, PIL images, or arrays and tensors [height, width, 3] or [3, height, width]; names: their captions.
     layers: wildcard patterns of layer names, default all. size: of the images, default the network's own.
     weights: "last", "best" or "ema" of a run. largest: the most megabytes the page may have.
@@ -96,23 +95,14 @@ def render(looked_at: Study) -> str:
         ],
     }
     return fill(
-        "page.html",
+        read(__package__, "page.html"),
         title=html.escape(f"What {looked_at.title} attends to"),
-        style=read("base.css") + read("page.css"),
-        attention=read("attention.js"),
-        script=read("page.js"),
+        style=base_style() + read(__package__, "page.css"),
+        attention=read(__package__, "attention.js"),
+        script=read(__package__, "page.js"),
         # Inside <script> only "</" could end the text early.
         data=json.dumps(data, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c"),
     )
-
-
-def fill(template: str, **parts: str) -> str:
-    """A template of this package, every {{name}} replaced once; what is put in is not looked at again."""
-    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], read(template))
-
-
-def read(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")
 
 
 def colours() -> np.ndarray:

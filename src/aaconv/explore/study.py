@@ -9,11 +9,11 @@ from typing import Any
 
 from torch import Tensor
 
-from ..data.preview import class_title
+from ..data.class_names import class_title
 from ..data.transforms import EVAL_CROP
-from ..hub import measured
-from ..layer import AAConv2d
-from ..run_folder import Loaded, load_model, read_config
+from ..layers.aaconv import AAConv2d
+from ..runs.load import Loaded, load_model, measured
+from ..runs.run_folder import read_config
 from .alignment import cell_shifts
 from .capture import Layer, Packed, attention_layers, capture
 from .images import fit, load_image, normalise

@@ -12,7 +12,7 @@ from timm.models import efficientnet
 from timm.models._efficientnet_builder import decode_arch_def, resolve_bn_args, round_channels
 from torch import nn
 
-from ._family import (
+from .family import (
     ATTENTION_OPTIONS,
     KINDS,
     augment_network,

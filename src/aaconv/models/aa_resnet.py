@@ -11,8 +11,8 @@ from typing import Any
 from timm.models import resnet
 from torch import nn
 
-from ..gates import GATES
-from ._family import (
+from ..layers.gates import GATES
+from .family import (
     ATTENTION_OPTIONS,
     KINDS,
     augment_network,

@@ -21,7 +21,7 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelP6P7
 
 from ..detection import AnchorSettings, Detections, PostprocessSettings, make_anchors, postprocess
-from ._family import KINDS, entry_point, image_size
+from .family import KINDS, entry_point, image_size
 
 __all__ = ["RetinaNet", "retinanet"]
 

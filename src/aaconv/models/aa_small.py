@@ -15,8 +15,8 @@ from timm.layers import DropPath, create_classifier
 from timm.models import checkpoint_seq
 from torch import Tensor, nn
 
-from ..gates import GATES
-from ._family import (
+from ..layers.gates import GATES
+from .family import (
     ATTENTION_OPTIONS,
     KINDS,
     augment_network,

@@ -17,8 +17,8 @@ from timm.models import checkpoint_seq
 from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
-from ..gates import GATES
-from ._family import (
+from ..layers.gates import GATES
+from .family import (
     ATTENTION_OPTIONS,
     KINDS,
     augment_network,

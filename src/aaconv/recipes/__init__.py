@@ -7,9 +7,9 @@ recipes.override(recipe, {"epochs": 30, "model_options": {"num_heads": 4}})
 
 from .catalogue import PARTIAL, get, names, paper_row, paper_value, register
 from .detection import DETECTION
-from .files import load, save
 from .overrides import override
 from .recipe import Evidence, Model, Recipe
+from .yaml_file import load, save
 
 register(*DETECTION)
 

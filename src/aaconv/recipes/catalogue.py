@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Any
 
-from ..paper import TABLES, PaperTable, Row
+from .paper import TABLES, PaperTable, Row
 from .recipe import Evidence, Model, Recipe
 
 _RECIPES: dict[str, Recipe] = {}

@@ -8,7 +8,7 @@ momentum 0.9, batches of 64, a rate of 0.08 that falls to a tenth after 120 and 
 import re
 from typing import Any
 
-from ..paper import TABLES, Row
+from .paper import TABLES, Row
 from .recipe import Evidence, Model, Recipe
 
 KINDS = {"plain": "plain", "se": "squeeze and excitation", "aa": "attention augmented"}

@@ -1,1 +1,1 @@
-"""What the training loop in aaconv.train is made of."""
+"""The training loop, and what it is made of."""

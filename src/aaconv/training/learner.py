@@ -9,16 +9,15 @@ from torch import nn
 
 from ..data.loaders import mix
 from ..recipes.recipe import Recipe
-from .checkpoint import Tensors
-from .distributed import World, talking
+from ..tasks.task import Task
+from ..utils.distributed import World, talking
+from ..utils.precision import DTYPES
+from ..utils.weights import Tensors
 from .optimize import load_optimizer, make_optimizer, make_schedule, optimizer_tensors, rate_of
-from .running import RunningSums
-from .tasks import Task
+from .running_sums import RunningSums
 
 GRAPHED = ("reduce-overhead", "max-autotune")
 """The ways to compile that replay CUDA graphs, on a GPU."""
-
-DTYPES = {"float32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Learner:

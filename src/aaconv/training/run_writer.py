@@ -9,13 +9,15 @@ from typing import Any
 import torch
 from torch import nn
 
-from .. import recipes, run_folder
+from .. import recipes
 from ..recipes.recipe import Recipe
-from ..run_folder import Row
+from ..runs import run_folder
+from ..runs.run_folder import Row
+from ..tasks.task import Task
+from ..utils.weights import Tensors
 from . import checkpoint
-from .checkpoint import Checkpoint, Tensors
+from .checkpoint import Checkpoint
 from .run_lock import RunLock
-from .tasks import Task
 
 SPEED_COLUMNS = ("epoch", "seconds", "images_per_second", "peak_memory_bytes")
 
@@ -80,7 +82,7 @@ class RunWriter:
 
     def finish(self, rows: list[Row], speed: list[Row], best: dict[str, Any] | None, parameters: int) -> dict[str, Any]:
         """The curves, and at last summary.json, which is returned: with it a run is finished."""
-        from ..curves import draw  # matplotlib is slow to import
+        from ..runs.curves import draw
 
         known = run_folder.read_environment(self.run)
         summary = run_folder.summary_of(self.recipe, known, rows, speed, self.task.metrics, parameters)

@@ -1,0 +1,123 @@
+"""Commands that take a network elsewhere: export, push, convert."""
+
+import argparse
+from typing import Any
+
+from .parsing import add, positive
+from .source import SOURCE, add_weights
+
+LAYOUTS = ("chexpert", "legendong", "leaderj1001")
+
+
+def add_commands(commands: Any) -> None:
+    _add_export(commands)
+    _add_push(commands)
+    _add_convert(commands)
+
+
+def _add_export(commands: Any) -> None:
+    export = add(
+        commands,
+        "export",
+        _export,
+        "write a network as ONNX, as a torch.export program or as weights to ship, and check the file by running it",
+        "runs/demo-aa -o model.onnx",
+    )
+    export.add_argument("source", metavar="RUN|MODEL", help=SOURCE)
+    export.add_argument("-o", "--output", required=True, metavar="FILE", help="a .onnx, .pt2 or .safetensors file")
+    export.add_argument("--size", type=positive, metavar="N", help="images of N x N; default: the network's own")
+    export.add_argument("--opset", type=positive, metavar="N", help="ONNX operators of this version, default: 18")
+    export.add_argument("--raw", action="store_true", help="detection: class and box outputs without post-processing")
+    export.add_argument("--fixed", action="store_true", help="this height and width only; the batch stays free")
+    export.add_argument("--data-dir", metavar="DIR", help=".safetensors: where the data lie that it is evaluated on")
+    export.add_argument(
+        "--device", metavar="DEVICE", help=".safetensors: cuda, cuda:1 or cpu; default: a GPU if there is one"
+    )
+    add_weights(export)
+
+
+def _add_push(commands: Any) -> None:
+    push = add(
+        commands,
+        "push",
+        _push,
+        "upload a run to the Hugging Face hub, with a model card",
+        "runs/demo-aa my-name/demo-aa",
+    )
+    push.add_argument("run_folder", metavar="RUN", help="a run folder")
+    push.add_argument("repository", nargs="?", metavar="REPO", help="owner/name on the hub")
+    push.add_argument("--to", metavar="DIR", help="write the hub's folder here instead of uploading it")
+    push.add_argument("--private", action="store_true", help="a repository that only you can see")
+    push.add_argument("--weights", choices=("last", "best", "ema"), metavar="weights", help="last, best or ema")
+
+
+def _add_convert(commands: Any) -> None:
+    convert = add(
+        commands,
+        "convert",
+        _convert,
+        "bring weights of other implementations' AAConv layers into ours",
+        "theirs.pt -o model.safetensors --layout legendong",
+    )
+    convert.add_argument("state", metavar="STATE", help="a state dict: .pt (tensors only) or .safetensors")
+    convert.add_argument("-o", "--output", required=True, metavar="FILE", help="a .safetensors file")
+    convert.add_argument(
+        "--layout", choices=LAYOUTS, metavar="layout", help=f"{', '.join(LAYOUTS)}; default: found by the names"
+    )
+    convert.add_argument(
+        "--inexact", action="store_true", help="also where the formulas differ, to train on from there"
+    )
+
+
+def _export(chosen: argparse.Namespace) -> None:
+    if chosen.output.endswith(".safetensors"):
+        _export_weights(chosen)
+        return
+    if not chosen.output.endswith((".onnx", ".pt2")):
+        raise ValueError(
+            f"the file must end in .onnx or .pt2, or for the weights of a run in .safetensors, got {chosen.output!r}"
+        )
+    from ..export.network import export
+
+    if chosen.data_dir is not None:
+        raise ValueError("--data-dir belongs to .safetensors files: others are run on random images")
+    if chosen.device is not None:
+        raise ValueError("--device belongs to .safetensors files: others are run on the processor")
+    export(
+        chosen.source,
+        chosen.output,
+        size=chosen.size,
+        opset=chosen.opset,
+        raw=chosen.raw,
+        fixed=chosen.fixed,
+        weights=chosen.weights,
+        pretrained=chosen.pretrained,
+    )
+
+
+def _export_weights(chosen: argparse.Namespace) -> None:
+    from ..export.weights import export_weights
+
+    for option in ("size", "opset", "raw", "fixed", "pretrained"):
+        if getattr(chosen, option):
+            raise ValueError(f"--{option} is not for .safetensors files, which hold the weights of a run; leave it out")
+    how = {"weights": chosen.weights, "data_dir": chosen.data_dir, "device": chosen.device}
+    export_weights(chosen.source, chosen.output, **how)
+
+
+def _push(chosen: argparse.Namespace) -> None:
+    from ..export.hub import push, save
+
+    if (chosen.repository is None) == (chosen.to is None):
+        raise ValueError("name either a repository on the hub, owner/name, or a folder with --to DIR")
+    if chosen.to:
+        print(f"wrote {save(chosen.run_folder, chosen.to, weights=chosen.weights)}")
+    else:
+        print(push(chosen.run_folder, chosen.repository, private=chosen.private, weights=chosen.weights))
+
+
+def _convert(chosen: argparse.Namespace) -> None:
+    from ..export.convert import convert_file
+
+    for line in convert_file(chosen.state, chosen.output, layout=chosen.layout, inexact=chosen.inexact):
+        print(line)

@@ -1,0 +1,126 @@
+"""The fields of a recipe as options of the command line, generated from the dataclass."""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import MISSING, fields
+from types import NoneType, UnionType
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+import yaml
+
+from ..recipes.overrides import field_texts
+from ..recipes.recipe import Recipe
+from ..recipes.yaml_file import describe
+
+MODEL_OPTION = "--model."
+
+
+FIXED = ("evidence",)
+"""Fields that follow from others: the cell of the paper belongs to its network and data."""
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """An option for each field, without defaults: what is not given is not in the namespace."""
+    group = parser.add_argument_group("fields of the recipe", "every one can be overridden")
+    group.add_argument(
+        "--model", default=argparse.SUPPRESS, metavar="NAME", help="another network; `aaconv models` lists them"
+    )
+    group.add_argument(
+        "--model.OPTION", dest="model_options", action="append", default=argparse.SUPPRESS, metavar="VALUE",
+        help="a keyword of the network: --model.num-heads 4 --model.position none",
+    )  # fmt: skip
+    hints, texts = get_type_hints(Recipe), field_texts()
+    for field in fields(Recipe):
+        if field.name in ("model", *FIXED):
+            continue
+        hint = hints[field.name]
+        about: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
+        about["help"] = _help(field, hint, texts.get(field.name))
+        option = "--" + field.name.replace("_", "-")
+        if hint is bool:
+            group.add_argument(option, action=argparse.BooleanOptionalAction, **about)
+            continue
+        kind = _not_none(hint)
+        if get_origin(kind) is Literal:
+            about |= {"choices": get_args(kind), "metavar": field.name}
+            if field.name == "compile":
+                about |= {"nargs": "?", "const": "default"}
+        elif get_origin(kind) is tuple:
+            item = get_args(kind)[0]
+            about |= {"nargs": "*", "action": "extend", "type": _reader(item)}
+            about["metavar"] = "TEXT" if item is str else "N"
+        else:
+            about |= {"type": _reader(hint), "metavar": "TEXT" if kind is str else "N"}
+        group.add_argument(option, **about)
+
+
+def spell_out(arguments: Sequence[str]) -> list[str]:
+    """`--model.num-heads 4` as `--model.OPTION=num_heads=4`: argparse has to know all names, and networks differ."""
+    spelt, rest = [], iter(arguments)
+    for word in rest:
+        if not word.startswith(MODEL_OPTION) or word.startswith(f"{MODEL_OPTION}OPTION"):
+            spelt.append(word)
+            continue
+        name, equals, value = word.removeprefix(MODEL_OPTION).partition("=")
+        if not equals:
+            value = next(rest, None)
+            if value is None or value.startswith("--"):
+                raise ValueError(f"{word} needs a value: {word} 4")
+        spelt.append(f"{MODEL_OPTION}OPTION={name.replace('-', '_')}={value}")
+    return spelt
+
+
+def given(chosen: argparse.Namespace) -> dict[str, Any]:
+    """The fields that were given on the command line, by name; "model_options" are those of the network."""
+    names = {field.name for field in fields(Recipe)} | {"model_options"}
+    values = {name: value for name, value in vars(chosen).items() if name in names}
+    values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
+    if "model_options" in values:
+        pairs = (text.partition("=") for text in values["model_options"])
+        values["model_options"] = {name: parse_value(value) for name, _, value in pairs}
+    return values
+
+
+def parse_value(text: str) -> Any:
+    """4, 0.5, 1e-3, true, [14, 14]: as in YAML; anything else is a text."""
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError:
+        return text
+    if isinstance(value, str):
+        try:
+            return float(value)  # YAML wants a dot in 1e-3
+        except ValueError:
+            return value
+    return value if isinstance(value, bool | int | float | list | NoneType) else text
+
+
+def _help(field: Any, hint: Any, text: str | None) -> str:
+    parts = [text or describe(hint)]
+    if text and get_origin(_not_none(hint)) is Literal:
+        parts.append(describe(_not_none(hint)))
+    if field.default is not MISSING and field.default is not None and hint is not bool:
+        default = " ".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
+        parts.append(f"usually {default}" if default != "" else "")
+    return "; ".join(part.rstrip(".") for part in parts if part).replace("%", "%%")
+
+
+def _not_none(hint: Any) -> Any:
+    if get_origin(hint) is UnionType:
+        return next(kind for kind in get_args(hint) if kind is not NoneType)
+    return hint
+
+
+def _reader(hint: Any) -> Any:
+    """What argparse calls with the text of an option: an ArgumentTypeError says what was expected."""
+    kind = _not_none(hint)
+
+    def read(text: str) -> Any:
+        if kind is not hint and text.lower() == "none":
+            return None
+        try:
+            return kind(text)
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected {describe(hint)}, got {text!r}") from None
+
+    return read

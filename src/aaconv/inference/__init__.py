@@ -1,0 +1,1 @@
+"""A trained network at work: evaluate it, name images, find objects."""

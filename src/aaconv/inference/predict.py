@@ -1,0 +1,124 @@
+"""What images show, by a trained network: `aaconv predict RUN|MODEL IMAGE...`, for files, folders and patterns."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import torch
+from rich.text import Text
+from torch import Tensor
+from torchvision.transforms import v2
+
+from ..data import Normalize
+from ..data.class_names import class_title
+from ..data.images import UnreadableImage, find_images, naming_unreadable, read_image
+from ..data.transforms import EVAL_CROP
+from ..runs.load import Loaded, load_model
+from ..runs.run_folder import is_run, read_config
+from ..utils.device import pick_device
+from ..utils.precision import autocast_like
+from ..utils.terminal import console
+from .checks import not_finite
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """The likeliest classes of one image and their probabilities, best first; or the reason why there are none."""
+
+    path: str
+    classes: dict[str, float]
+    error: str | None = None
+
+
+def predict(
+    source: str | Path,
+    images: Iterable[str | Path],
+    *,
+    top: int = 5,
+    weights: str | None = None,
+    pretrained: bool = False,
+    batch: int = 32,
+    device: str | None = None,
+) -> Iterator[Prediction]:
+    """A prediction an image, in order; those that cannot be read have an `error`. Paths are looked at before all.
+
+    Weights whose output is not finite are a ValueError, at the first image.
+    """
+    files, where = find_images(images), pick_device(device)
+    loaded = load_model(source, weights=weights, pretrained=pretrained, device=where)
+    if loaded.task == "detect":
+        raise ValueError(f"{source} finds objects and does not name whole images; use the run of a classifier")
+    return _predict(loaded, files, top, batch, where)
+
+
+def _predict(loaded: Loaded, files: list[Path], top: int, batch: int, device: torch.device) -> Iterator[Prediction]:
+    normalize = Normalize(loaded.mean, loaded.std).to(device)
+    transform = preparation(loaded)
+    for part in (files[first : first + batch] for first in range(0, len(files), batch)):
+        read = [_read(path, transform) for path in part]
+        good = [image for image in read if isinstance(image, Tensor)]
+        found = iter(())
+        if good:
+            with torch.no_grad(), autocast_like(loaded.recipe and loaded.recipe.precision, device):
+                probabilities = loaded.model(normalize(torch.stack(good).to(device))).float().softmax(1).cpu()
+            found = iter(probabilities)
+        for path, image in zip(part, read, strict=True):
+            if isinstance(image, Tensor):
+                one = next(found)
+                if not one.isfinite().all():
+                    raise not_finite(loaded, f"the output for {path}")
+                yield Prediction(str(path), _best(one, loaded.classes, top))
+            else:
+                yield Prediction(str(path), {}, image)
+
+
+def _best(probabilities: Tensor, classes: tuple[str, ...] | None, top: int) -> dict[str, float]:
+    values, indices = probabilities.topk(min(top, len(probabilities)))
+    names = [class_title(classes[i]) if classes else f"class {i}" for i in indices.tolist()]
+    return dict(zip(names, values.tolist(), strict=True))
+
+
+def preparation(loaded: Loaded) -> v2.Transform:
+    """An image as the network was evaluated on it: the middle of it, in the size it knows."""
+    known = read_config(loaded.source)["pretrained_cfg"] if is_run(loaded.source) else loaded.model.pretrained_cfg
+    crop = known.get("crop_pct") or EVAL_CROP
+    return v2.Compose([v2.Resize(round(loaded.size / crop), antialias=True), v2.CenterCrop(loaded.size)])
+
+
+def _read(path: Path, transform: v2.Transform) -> Tensor | str:
+    try:
+        with naming_unreadable(lambda: str(path)):
+            return transform(read_image(path))
+    except UnreadableImage as image:
+        return image.reason
+
+
+def print_predictions(
+    source: str | Path, images: Iterable[str | Path], *, as_json: bool = False, **options: object
+) -> None:
+    """Print what `predict` finds as it comes; an OSError at the end if images could not be read."""
+    output, all_found, unreadable = console(), [], []
+    found = predict(source, images, **options)
+    if not is_run(source) and not (options.get("pretrained") or options.get("weights")):
+        print(f"{source} has untrained weights: take --pretrained, --weights FILE or a run", file=sys.stderr)
+    for one in found:
+        all_found.append(one)
+        if one.error:
+            unreadable.append(one)
+        if as_json:
+            continue
+        output.print(Text(one.path, "bold"), soft_wrap=True)
+        for name, probability in one.classes.items():
+            output.print(Text(f"  {100 * probability:5.1f} %  {name}"), soft_wrap=True)
+        if one.error:
+            output.print(Text(f"  skipped: {one.error}", "red"), soft_wrap=True)
+    if as_json:
+        print(json.dumps([asdict(one) for one in all_found], indent=2))
+    if unreadable:
+        first = unreadable[0]
+        number = f"{len(unreadable)} of {len(all_found)} images"
+        raise OSError(f"{number} could not be read; the first is {first.path}: {first.error}")

@@ -1,0 +1,180 @@
+"""The paper's tables beside ours, cell by cell: `aaconv table N`.
+
+Parameters, FLOPs and map memory are counted on the built models. Accuracies come from `results/DATASET/*.json`, one
+file a run (see `results.py`), and are means over the seeds; all runs on a table's data stand below it, each experiment
+with its command, and those on other data behind the last table. Latencies come from `benchmarks/table2.json`, a list of
+"model", "infer_ms", "train_ms" and "options".
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import groupby
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from .. import recipes
+from ..recipes.paper import ACCURACY, TABLES
+from ..runs import results
+from ..runs.results import Experiment
+from ..utils.terminal import console
+from .cells import COUNTED, TRUE_GFLOPS, Cell, cells_of, metric_of, of_table, on_other_data
+
+
+def print_tables(
+    numbers: Sequence[int] = tuple(TABLES), *, as_json: bool = False, folder: str | Path = results.RESULTS
+) -> None:
+    """Print these tables of the paper with our values beside them, and how many of the counted cells agree."""
+    ours = results.experiments(results.read(folder))
+    found = cells_of(numbers, ours)
+    elsewhere = on_other_data(ours) if set(numbers) >= set(TABLES) else {}
+    if as_json:
+        runs = [_as_json(number, one) for number in numbers for one in of_table(TABLES[number], ours)]
+        runs += [_as_json(None, one) for some in elsewhere.values() for one in some]
+        print(json.dumps({"cells": [asdict(cell) for cell in found], "runs": runs}, indent=2))
+        return
+    output = console()
+    for number, of_number in groupby(found, key=lambda cell: cell.table):
+        table, notes = _render(list(of_number), _marks(output.encoding))
+        output.print(f"[bold]Table {number}[/bold]  {TABLES[number].title}", highlight=False)
+        output.print(table)
+        for mark, note in enumerate(notes, 1):
+            output.print(f"  {mark}) {note}", highlight=False, markup=False)
+        output.print()
+        if runs := of_table(TABLES[number], ours):
+            _print_runs(output, "our runs", runs)
+    for dataset, runs in elsewhere.items():
+        _print_runs(output, f"our runs on {dataset}", runs)
+    counted = [cell for cell in found if cell.column in COUNTED]
+    if counted:
+        agree = sum(cell.match is True for cell in counted)
+        waiting = sum(cell.ours is None for cell in counted)
+        rest = f"; {waiting} wait for a model that is not built yet" if waiting else ""
+        output.print(f"{agree} of {len(counted)} counted cells agree to the printed precision{rest}", highlight=False)
+
+
+def _marks(encoding: str) -> dict[bool, str]:
+    """What stands behind a cell that agrees and one that does not."""
+    try:
+        "✓✗".encode(encoding)
+    except UnicodeEncodeError:
+        return {True: "=", False: "!="}
+    return {True: "✓", False: "✗"}
+
+
+def _render(of_table: list[Cell], marks: dict[bool, str]) -> tuple[Table, list[str]]:
+    """A row a row of the paper; our value in full beside the printed one, with a mark and the number of its note."""
+    columns = list(dict.fromkeys(cell.column for cell in of_table))
+    with_ours = {cell.column for cell in of_table if cell.ours is not None or cell.column in COUNTED}
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    table.add_column("", no_wrap=True)
+    for column in columns:
+        if column == TRUE_GFLOPS:
+            table.add_column("true", justify="right", no_wrap=True)
+            continue
+        table.add_column(column, justify="right", no_wrap=True)
+        if column in with_ours:
+            table.add_column("ours", justify="left", no_wrap=True)
+    notes: list[str] = []
+    for name, row in groupby(of_table, key=lambda cell: cell.row):
+        texts = [Text(name)]
+        for cell in row:
+            if cell.column != TRUE_GFLOPS:
+                texts.append(Text(cell.paper or ""))
+            if cell.column in with_ours:
+                texts.append(_ours(cell, marks))
+            if cell.note:
+                if cell.note not in notes:
+                    notes.append(cell.note)
+                texts[-1].append(f" {notes.index(cell.note) + 1})", "dim")
+        table.add_row(*texts)
+    return table, notes
+
+
+def _ours(cell: Cell, marks: dict[bool, str]) -> Text:
+    text = Text(_in_full(cell))
+    if cell.match is not None:
+        text.append(f" {marks[cell.match]}", "green" if cell.match else "red")
+    return text
+
+
+def _in_full(cell: Cell) -> str:
+    if cell.exact is None:
+        return ""
+    if cell.column in ("GFlops", TRUE_GFLOPS):
+        return f"{cell.exact / 1e9:.3f}"
+    if cell.column == "Memory":
+        return f"{cell.exact / 2**20:.2f} MiB" if cell.exact >= 2**20 else f"{cell.exact / 2**10:.1f} KiB"
+    if cell.column in COUNTED:
+        return f"{cell.exact:,}"
+    return cell.ours or ""
+
+
+def _as_json(number: int | None, one: Experiment) -> dict[str, object]:
+    about = {"table": number, "dataset": one.dataset, "recipe": one.name}
+    about |= {"model": one.model, "options": one.options, "epochs": one.epochs}
+    means = {
+        metric: {"mean": one.mean(metric), "deviation": one.deviation(metric), "values": one.values(metric)}
+        for metric in map(metric_of, ACCURACY)
+        if one.values(metric)
+    }
+    return about | {"runs": len(one.runs), "seeds": one.seeds} | means | {"command": one.command}
+
+
+def _print_runs(output: Console, title: str, ours: list[Experiment]) -> None:
+    """Our runs on some data: a line an experiment, and what trains it."""
+    columns = [column for column in ACCURACY if any(one.values(metric_of(column)) for one in ours)]
+    in_the_paper = [column for column in columns if any(_of_the_paper(one, column) for one in ours)]
+    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
+    shown.add_column(title, no_wrap=True)
+    for header in ("n", "epochs", "s / epoch"):
+        shown.add_column(header, justify="right", no_wrap=True)
+    for column in columns:
+        shown.add_column(column, no_wrap=True)
+        if column in in_the_paper:
+            shown.add_column("paper", justify="right", no_wrap=True)
+    notes = list(dict.fromkeys(one.note for one in ours if one.note))
+    for one in ours:
+        seconds = one.mean("seconds_per_epoch")
+        mark = f" {notes.index(one.note) + 1})" if one.note else ""
+        values, number = [], next((len(some) for column in columns if (some := one.values(metric_of(column)))), 0)
+        for column in columns:
+            values.append(_with_deviation(one, metric_of(column), number))
+            values += [_of_the_paper(one, column)] if column in in_the_paper else []
+        shown.add_row(
+            Text(one.name).append(mark, "dim"), str(number), str(one.epochs or ""),
+            "" if seconds is None else f"{seconds:.1f}", *values,
+        )  # fmt: skip
+    output.print(shown)
+    devices = sorted({str(run["device"]) for one in ours for run in one.runs if run.get("device")})
+    where = f"; on {', '.join(devices)}" if devices else ""
+    about = "the last epoch of n runs, mean ± standard deviation of a run; each command trains the first of them"
+    output.print(f"  {about}{where}", highlight=False, markup=False, soft_wrap=True)
+    for mark, note in enumerate(notes, 1):
+        output.print(f"  {mark}) {note}", highlight=False, markup=False, soft_wrap=True)
+    for one in ours:
+        for seed, files in one.repeated.items():
+            about = f"{one.name}: n counts {len(files)} different runs of seed {seed}: {', '.join(files)}"
+            output.print(f"  {about}; move away what should not count", highlight=False, markup=False, soft_wrap=True)
+    output.print()
+
+
+def _with_deviation(one: Experiment, metric: str, usual: int) -> str:
+    """The mean over the runs that have the metric, and their number where it is not the usual one."""
+    value, deviation, number = one.mean(metric), one.deviation(metric), len(one.values(metric))
+    if value is None:
+        return ""
+    spread = "" if deviation is None else f" ± {deviation:.2f}"
+    return f"{value:.2f}{spread}{'' if number == usual else f' (n = {number})'}"
+
+
+def _of_the_paper(one: Experiment, column: str) -> str:
+    """What the paper prints for the recipe, as long as it is the recipe's network on all images."""
+    same = one.recipe and {"model", *recipes.PARTIAL}.isdisjoint(one.changes)
+    value = recipes.paper_value(one.recipe, column) if same else None
+    return "" if value is None else f"{value:.1f}"

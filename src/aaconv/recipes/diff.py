@@ -1,0 +1,75 @@
+"""What was changed in a recipe: as fields, and as options of the command line."""
+
+import json
+import shlex
+from dataclasses import asdict
+from typing import Any
+
+from . import catalogue
+from .recipe import Model, Recipe
+
+NEUTRAL = {
+    *("seed", "data_dir", "workers", "max_unreadable", "compile", "checkpoint_every", "keep", "eval_every", "evidence"),
+    "summary",
+}
+"""Fields of a recipe that do not make another experiment of it."""
+
+
+def changes_of(record: dict[str, Any]) -> dict[str, Any]:
+    """The fields of its recipe that were changed and that matter."""
+    return {name: value for name, value in (record.get("overrides") or {}).items() if name not in NEUTRAL}
+
+
+def changes_in(recipe: Recipe) -> dict[str, Any]:
+    """The same of a recipe itself."""
+    return changes_of({"overrides": overrides_of(recipe)})
+
+
+def usual(name: str, model: Model, data: str, epochs: int) -> Recipe:
+    """What overrides are held against: the catalogue's recipe or, for a name that it does not have, all defaults."""
+    return catalogue.get(name) if name in catalogue.names() else Recipe(name, "", model, data, epochs, batch=1)
+
+
+def overrides_of(recipe: Recipe) -> dict[str, Any]:
+    """The fields that differ from the catalogue's recipe of that name or, if it has none, from the defaults."""
+    own, others = asdict(recipe), asdict(usual(recipe.name, recipe.model, recipe.data, recipe.epochs))
+    return {name: value for name, value in own.items() if value != others[name]}
+
+
+def told_apart(recipe: Recipe) -> str:
+    """The same text for recipes of one experiment, and another for all others."""
+    about = {name: value for name, value in asdict(recipe).items() if name not in NEUTRAL}
+    return json.dumps(about, sort_keys=True)
+
+
+def options_of(recipe: Recipe, changes: dict[str, Any]) -> list[str]:
+    """The changes of a recipe as options of the command line."""
+    words = []
+    for name, value in changes.items():
+        option = "--" + name.replace("_", "-")
+        match value:
+            case {"name": model, "options": options}:
+                usual = recipe.model
+                if model != usual.name:
+                    words.append(f"--model {model}")
+                new = {key: it for key, it in options.items() if model != usual.name or usual.options.get(key) != it}
+                words += [f"--model.{key.replace('_', '-')} {_written(it)}" for key, it in new.items()]
+            case bool():
+                words.append(option if value else option.replace("--", "--no-", 1))
+            case list() | tuple():
+                words.append(" ".join([option, *map(_written, value)]))
+            case _:
+                words.append(f"{option} {_written(value)}")
+    return words
+
+
+def _written(value: Any) -> str:
+    match value:
+        case None:
+            return "none"
+        case bool():
+            return str(value).lower()
+        case str():
+            return shlex.quote(value)
+        case _:
+            return str(value).replace(" ", "")

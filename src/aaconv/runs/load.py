@@ -1,0 +1,182 @@
+"""A trained network, from a run folder or by its registered name."""
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from safetensors import SafetensorError
+from timm.data import ImageNetInfo
+from torch import nn
+
+from .. import recipes
+from ..models import check_pretrained, create_model
+from ..models.weights import facts_of as facts_of_weights
+from ..recipes.recipe import Recipe
+from ..tasks.task import create_task
+from ..utils.weights import read_weights
+from .run_folder import (
+    RECIPE,
+    SUMMARY,
+    WEIGHTS,
+    facts_of,
+    is_run,
+    naming_the_way_out,
+    read_config,
+    read_metrics,
+    read_summary,
+    usual_weights,
+)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A network in evaluation mode and what it takes to use it: names of classes, statistics and size of images."""
+
+    model: nn.Module
+    recipe: Recipe | None
+    classes: tuple[str, ...] | None
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    size: int
+    task: str
+    source: str
+    metrics: dict[str, Any] | None
+    file: Path | None = None
+    """Which the weights were read from; None: they are a name's own, or fresh."""
+
+
+def load_model(
+    source: str | Path,
+    *,
+    weights: str | Path | None = None,
+    pretrained: bool = False,
+    options: dict[str, Any] | None = None,
+    num_classes: int | None = None,
+    device: torch.device | str = "cpu",
+) -> Loaded:
+    """The network of a run folder, or one by its registered name.
+
+    weights      of a run: last, best or ema; by default ema where there is one, else last. Or a file, of tensors only
+    pretrained   of a name: with its own weights, ours or timm's
+    options, num_classes   of a name: what it is built with
+    """
+    if is_run(source):
+        if options or num_classes or pretrained:
+            raise ValueError(f"{source} is a run, its network is built as it was trained: leave out model options")
+        return _load_run(Path(source), weights, device)
+    if isinstance(source, Path) or "/" in source or source.startswith("."):
+        raise ValueError(f"{source} is no run folder, it has no {RECIPE}; and models have no slash in their names")
+    return _load_named(source, weights, pretrained, options or {}, num_classes, device)
+
+
+def _load_run(run: Path, weights: str | Path | None, device: torch.device | str) -> Loaded:
+    recipe, config = recipes.load(run / RECIPE), read_config(run)
+    facts = facts_of(config, run)
+    model = create_task(recipe).build(facts)
+    weights = weights or usual_weights(run)
+    file = run / WEIGHTS[weights] if weights in WEIGHTS else Path(weights)
+    if weights in WEIGHTS and not file.is_file():
+        there = [name for name, path in WEIGHTS.items() if (run / path).is_file()]
+        hint = f"it has {', '.join(there)}" if there else "it has none yet: wait for its first checkpoint"
+        raise ValueError(f"{run} has no weights {weights!r}; {hint}")
+    fill(model, file)
+    with naming_the_way_out(run):
+        metrics = read_summary(run) if (run / SUMMARY).is_file() else None
+    return Loaded(
+        model=model.to(device).eval(),
+        recipe=recipe,
+        classes=facts.classes,
+        mean=facts.mean,
+        std=facts.std,
+        size=facts.size,
+        task=recipe.task,
+        source=str(run),
+        metrics=metrics,
+        file=file,
+    )
+
+
+def _load_named(
+    name: str,
+    weights: str | Path | None,
+    pretrained: bool,
+    options: dict[str, Any],
+    num_classes: int | None,
+    device: torch.device | str,
+) -> Loaded:
+    if pretrained:
+        check_pretrained(name)
+    try:
+        model = create_model(name, pretrained=pretrained, num_classes=num_classes, **options)
+    except TypeError as error:
+        raise ValueError(f"{name} cannot be built with {options}: {error}") from None
+    except SafetensorError as error:
+        raise ValueError(f"the weights of {name} are damaged: {error}; install or download them anew") from None
+    except RuntimeError as error:
+        raise ValueError(_why_not_built(name, options, str(error))) from None
+    if weights is not None:
+        if weights in WEIGHTS:
+            raise ValueError(f"weights {weights!r} belong to a run folder; of a model name a file of weights")
+        fill(model, Path(weights))
+    known = model.pretrained_cfg
+    own_head = pretrained and num_classes is None
+    return Loaded(
+        model=model.to(device).eval(),
+        recipe=None,
+        classes=_class_names(known) if own_head else None,
+        mean=tuple(known["mean"]),
+        std=tuple(known["std"]),
+        size=options.get("img_size", known["input_size"][-1]),
+        task="classify",
+        source=name,
+        metrics=facts_of_weights(known) if own_head and weights is None else None,
+        file=None if weights is None else Path(weights),
+    )
+
+
+def _why_not_built(name: str, options: dict[str, Any], reason: str) -> str:
+    """In a line, without what torch says about every single tensor."""
+    first, *more = reason.splitlines() or [""]
+    if not more or "state_dict" not in first:
+        return f"{name} cannot be built: {first}"
+    known = None if ":" in name else timm.get_pretrained_cfg(name)
+    file = known.file if known and known.file else f"the file of weights of {name}"
+    tensor = more[0].strip().partition(', "')[0].rstrip(".")  # of a list of names the first
+    way_out = f"leave out {', '.join(options)}" if options else "install the package or export the weights anew"
+    return f"{file} does not fit the network {name}: {tensor}; {way_out}"
+
+
+def _class_names(known: dict[str, Any]) -> tuple[str, ...] | None:
+    """What the weights of a name tell apart; timm has names for ImageNet's own thousand classes."""
+    if known.get("label_names"):
+        return tuple(known["label_names"])
+    return tuple(ImageNetInfo().label_descriptions()) if known["num_classes"] == 1000 else None
+
+
+def fill(model: nn.Module, path: Path) -> None:
+    """Read weights into the network; a ValueError names the first that does not fit."""
+    tensors, own = read_weights(path), model.state_dict()
+    for name in own.keys() | tensors.keys():
+        if name not in tensors or name not in own or own[name].shape != tensors[name].shape:
+            found = f"{list(tensors[name].shape)}" if name in tensors else "nothing"
+            wanted = f"{list(own[name].shape)}" if name in own else "nothing"
+            raise ValueError(f"{path} does not fit the network: of {name} it has {found}, the network {wanted}")
+    model.load_state_dict(tensors)
+
+
+def measured(loaded: Loaded, weights: str | None) -> Loaded:
+    """With the metrics of these weights of a run; without any where only others were evaluated.
+
+    summary.json has those of the averaged weights, or without an average those of the last.
+    """
+    if loaded.metrics is None or weights is None:
+        return loaded
+    run, metrics = Path(loaded.source), None
+    if weights == ("ema" if (run / WEIGHTS["ema"]).is_file() else "last"):
+        metrics = loaded.metrics
+    elif weights == "best" and loaded.metrics.get("best"):
+        epoch = loaded.metrics["best"]["epoch"]
+        metrics = loaded.metrics | next((row for row in read_metrics(run) if row["epoch"] == epoch), {})
+    return replace(loaded, metrics=metrics)

@@ -1,0 +1,220 @@
+"""One page about one or several runs: what was trained, on what, how it went, and what it costs: `aaconv report`."""
+
+from __future__ import annotations
+
+import base64
+import html
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from ..cost.counting import Cost, count
+from ..utils.files import check_writable, replacing
+from ..utils.html import base_style, fill, read
+from ..utils.terminal import readable_bytes
+from . import curves
+from .load import Loaded, load_model
+from .metrics import metric_rows
+from .run_folder import ENVIRONMENT, RECIPE, is_run, naming_the_way_out, read_course, read_speed
+
+DASH = "\N{EN DASH}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run folder, read."""
+
+    path: Path
+    name: str
+    """Of its folder, with as much of the way to it as tells it from the others of a report."""
+    loaded: Loaded
+    cost: Cost
+    environment: dict[str, Any]
+    metrics: list[dict[str, Any]]
+    speed: list[dict[str, Any]]
+
+
+def write_report(runs: Sequence[str | Path], path: str | Path, *, explorer: str | Path | None = None) -> Path:
+    """Write a self-contained page about runs, in the look of the explorer; `explorer` is a page to link to."""
+    path = Path(path)
+    check_writable(path)
+    if explorer is not None and not Path(explorer).is_file():
+        raise FileNotFoundError(f"there is no page {explorer} to link to; aaconv explore writes one")
+    found = [_read(run, name) for run, name in curves.places(runs).items()]
+    if not found:
+        raise ValueError("name at least one run folder")
+    text = render(found, None if explorer is None else _relative(Path(explorer), path))
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+    return path
+
+
+def _read(path: Path, name: str) -> Run:
+    if not is_run(path):
+        raise ValueError(f"{path} is no run folder, it has no {RECIPE}")
+    loaded = load_model(path)
+    environment = path / ENVIRONMENT
+    try:
+        known = json.loads(environment.read_text()) if environment.is_file() else {}
+    except ValueError as error:
+        raise ValueError(f"{environment} is not JSON: {error}") from None
+    metrics = read_course(path)
+    if not metrics:
+        raise ValueError(f"{path} has no finished epoch yet: there is nothing to report")
+    cost = count(loaded.model, (loaded.size, loaded.size), name=loaded.recipe.model.name)
+    with naming_the_way_out(path):
+        return Run(path, name, loaded, cost, known, metrics, read_speed(path))
+
+
+def _relative(page: Path, report: Path) -> str:
+    """The way from the report's folder to the page, as a link."""
+    return Path(os.path.relpath(page.resolve(), report.resolve().parent)).as_posix()
+
+
+def render(runs: Sequence[Run], explorer: str | None = None) -> str:
+    """The page's text."""
+    names = " and ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
+    sections = [
+        _section("Results", _table(["", *(run.name for run in runs)], _results(runs))),
+        _section("Curves", _curves(runs)),
+        _section("Cost", _table(["", *(run.name for run in runs)], _cost(runs)) + _branches(runs)),
+        _section("Recipes", _recipes(runs)),
+        _section("Environment", _table(["", *(run.name for run in runs)], _environment(runs), "words")),
+    ]
+    if explorer:
+        link = f'<p><a href="{html.escape(explorer, quote=True)}">What it attends to: the explorer</a></p>'
+        sections.insert(1, _section("Attention", link))
+    return fill(
+        read(__package__, "report.html"),
+        title=html.escape(names),
+        summary=html.escape("; ".join(dict.fromkeys(run.loaded.recipe.summary for run in runs))),
+        style=base_style() + read(__package__, "report.css"),
+        sections="\n".join(sections),
+    )
+
+
+def _section(title: str, body: str) -> str:
+    return f"<section><h2>{html.escape(title)}</h2>\n{body}</section>"
+
+
+def _table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "numbers") -> str:
+    """The first column names the rows; everything in it is text."""
+    top = "".join(f'<th scope="col">{html.escape(cell)}</th>' for cell in head)
+    body = "".join(
+        f'<tr><th scope="row">{html.escape(first)}</th>{"".join(f"<td>{html.escape(cell)}</td>" for cell in rest)}</tr>'
+        for first, *rest in rows
+    )
+    return f'<div class="scroll"><table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
+
+
+def _results(runs: Sequence[Run]) -> list[list[str]]:
+    measured = [{name: (ours, paper) for name, ours, paper in _metrics(run)} for run in runs]
+    rows = []
+    for name in dict.fromkeys(name for run in measured for name in run):
+        pairs = [run.get(name, (None, None)) for run in measured]
+        rows.append([f"{name} (%)", *(_number(ours, "{:.2f}") for ours, _ in pairs)])
+        if any(paper is not None for _, paper in pairs):
+            rows.append([f"{name} in the paper", *(_number(paper, "{:g}") for _, paper in pairs)])
+    rows.append(["loss", *(_number(run.metrics[-1].get("loss"), "{:.4f}") for run in runs)])
+    rows.append(["epochs", *(f"{run.metrics[-1]['epoch']} of {run.loaded.recipe.epochs}" for run in runs)])
+    rows.append(["seconds an epoch", *(_number(_median(run.speed, "seconds"), "{:.1f}") for run in runs)])
+    rows.append(["images a second", *(_number(_median(run.speed, "images_per_second"), "{:,.0f}") for run in runs)])
+    memory = (max((row["peak_memory_bytes"] or 0 for row in run.speed), default=0) for run in runs)
+    rows.append(["peak memory", *(readable_bytes(most) if most else DASH for most in memory)])
+    return rows
+
+
+def _metrics(run: Run) -> list[tuple[str, float | None, float | None]]:
+    """As in summary.json, or for a run that is not finished those of its last evaluation."""
+    if run.loaded.metrics:
+        return metric_rows(run.loaded)
+    last = next((row for row in reversed(run.metrics) if row.get("loss") is not None), run.metrics[-1])
+    return metric_rows(Loaded(**{**vars(run.loaded), "metrics": last}))
+
+
+def _cost(runs: Sequence[Run]) -> list[list[str]]:
+    return [
+        ["parameters", *(f"{run.cost.params:,}" for run in runs)],
+        ["GFLOPs, as the paper counts", *(f"{run.cost.gflops:.4g}" for run in runs)],
+        ["GFLOPs, with the batched products", *(f"{run.cost.true_gflops:.4g}" for run in runs)],
+        [
+            "attention maps, bfloat16",
+            *(readable_bytes(run.cost.map_bytes) if run.cost.map_bytes else DASH for run in runs),
+        ],
+        ["image", *("{} x {}".format(*run.cost.size) for run in runs)],
+    ]
+
+
+def _branches(runs: Sequence[Run]) -> str:
+    """The attention of each network, layer by layer."""
+    tables = []
+    for run in runs:
+        if run.cost.attention:
+            rows = [
+                [branch.name, f"{branch.height} x {branch.width}", str(branch.num_heads), str(branch.key_channels),
+                 str(branch.value_channels), f"{branch.params:,}", f"{branch.flops:,}", f"{branch.true_flops:,}",
+                 readable_bytes(branch.map_bytes)]
+                for branch in run.cost.attention
+            ]  # fmt: skip
+            head = ["layer", "map", "heads", "keys", "values", "parameters", "FLOPs (paper)", "FLOPs (true)", "maps"]
+            summary = f"<summary>The attention branches of {html.escape(run.name)}</summary>"
+            tables.append(f"<details>{summary}{_table(head, rows)}</details>")
+    return "".join(tables)
+
+
+def _curves(runs: Sequence[Run]) -> str:
+    """The figure of `aaconv plot`, inline."""
+    with TemporaryDirectory() as place:
+        drawing = curves.draw([run.path for run in runs], Path(place) / "curves.svg").read_bytes()
+    source = f"data:image/svg+xml;base64,{base64.b64encode(drawing).decode()}"
+    return f'<img class="curves" src="{source}" alt="Loss and accuracy by epoch">'
+
+
+def _recipes(runs: Sequence[Run]) -> str:
+    """The fields in which the recipes differ from a recipe's defaults, side by side; each one whole below."""
+    fields = [asdict(run.loaded.recipe) for run in runs]
+    for one in fields:
+        one["model"] = ", ".join([one["model"]["name"], *filter(None, [_plain(one["model"]["options"], "")])])
+    usual = {name: field.default for name, field in type(runs[0].loaded.recipe).__dataclass_fields__.items()}
+    told = [name for name in fields[0] if any(one[name] != usual[name] for one in fields) and name != "evidence"]
+    rows = [[name, *(_plain(one[name]) for one in fields)] for name in told if name not in ("name", "summary")]
+    whole = "".join(
+        f"<details><summary>All of {html.escape(run.name)}</summary>"
+        f"<pre>{html.escape((run.path / RECIPE).read_text(encoding='utf-8'))}</pre></details>"
+        for run in runs
+    )
+    evidence = [_evidence(run) for run in runs]
+    if any(text != DASH for text in evidence):
+        rows.append(["stands behind", *evidence])
+    return _table(["", *(run.name for run in runs)], rows, "words") + whole
+
+
+def _evidence(run: Run) -> str:
+    cell = run.loaded.recipe.evidence
+    return DASH if cell is None else f"table {cell.table}, {cell.row}"
+
+
+def _environment(runs: Sequence[Run]) -> list[list[str]]:
+    names = dict.fromkeys(name for run in runs for name in run.environment)
+    return [[name, *(_plain(run.environment.get(name)) for run in runs)] for name in names]
+
+
+def _plain(value: Any, nothing: str = DASH) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key}={_plain(part)}" for key, part in value.items()) or nothing
+    if isinstance(value, list | tuple):
+        return ", ".join(map(_plain, value)) or nothing
+    return nothing if value is None else str(value)
+
+
+def _number(value: float | None, form: str) -> str:
+    return DASH if value is None else form.format(value)
+
+
+def _median(rows: Sequence[dict[str, Any]], column: str) -> float | None:
+    values = sorted(row[column] for row in rows if row.get(column) is not None)
+    return values[len(values) // 2] if values else None

@@ -1,0 +1,187 @@
+"""Results that were kept, `results/DATASET/*.json`, and the runs of one experiment together: they differ in the seed.
+
+A file is one run: "model", "top1", "top5" of the last epoch (percent; or "mAP", "mAP50", "mAP75"), "epochs", "seed",
+"name" of the recipe, "overrides", and "options" where the model was built with some. Its metrics.csv lies beside it.
+"""
+
+import json
+import logging
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any, get_type_hints
+
+from .. import recipes
+from ..recipes.diff import changes_of, options_of, usual
+from ..recipes.yaml_file import fit
+
+RESULTS = "results"
+MEASURED = ("top1", "top5", "mAP", "mAP50", "mAP75", "seconds_per_epoch")
+KINDS = {
+    **dict.fromkeys(("dataset", "name", "model", "data"), str),
+    **dict.fromkeys(("options", "overrides"), dict),
+    **dict.fromkeys(("seed", "epochs"), int),
+    **dict.fromkeys(MEASURED, int | float),
+}
+"""What the fields of a record are, where they are there; only what is measured may be None."""
+
+Record = dict[str, Any]
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """Runs of one recipe with the same changes, in the order of the seeds; `name` is the recipe, or else the model."""
+
+    dataset: str
+    name: str
+    model: str
+    options: dict[str, Any]
+    epochs: int | None
+    changes: dict[str, Any]
+    runs: tuple[Record, ...]
+
+    def values(self, metric: str) -> list[float]:
+        return [run[metric] for run in self.runs if run.get(metric) is not None]
+
+    def mean(self, metric: str) -> float | None:
+        values = self.values(metric)
+        return mean(values) if values else None
+
+    def deviation(self, metric: str) -> float | None:
+        """The standard deviation of a run; None where there is only one."""
+        values = self.values(metric)
+        return stdev(values) if len(values) > 1 else None
+
+    @property
+    def recipe(self) -> recipes.Recipe | None:
+        """What the catalogue has under the name."""
+        return recipes.get(self.name) if self.name in recipes.names() else None
+
+    @property
+    def command(self) -> str | None:
+        """What trains the first of its runs; None without a recipe of that name."""
+        if self.recipe is None:
+            return None
+        changes = options_of(self.recipe, self.changes)
+        return " ".join(["aaconv train", self.name, *changes, f"--seed {self.seeds[0]}"])
+
+    @property
+    def note(self) -> str | None:
+        """The command, or what is known of a recipe that the catalogue does not have."""
+        if self.recipe is not None or not self.changes:
+            return self.command
+        bare = usual(self.name, recipes.Model(self.model, self.options), self.dataset, self.epochs or 1)
+        return " ".join(["not in the catalogue:", *options_of(bare, self.changes)])
+
+    @property
+    def seeds(self) -> list[int]:
+        return [run["seed"] for run in self.runs]
+
+    @property
+    def repeated(self) -> dict[int, list[str]]:
+        """Seed -> the files of its runs, of seeds that were run more than once."""
+        files = {seed: [run["file"] for run in self.runs if run["seed"] == seed] for seed in self.seeds}
+        return {seed: some for seed, some in files.items() if len(some) > 1}
+
+
+def read(folder: str | Path = RESULTS) -> list[Record]:
+    """Every run recorded below a folder, once, with its "file"; a line on stderr names a file that is left out."""
+    found: dict[str, Record] = {}
+    for path in sorted(Path(folder).glob("*/*.json")):
+        content = read_json(path)
+        if not isinstance(content, dict) or "model" not in content:
+            _say_once(f"{path} is left out: it names no model, so `aaconv record` has not written it")
+            continue
+        record = as_record(content, path)
+        first = found.setdefault(json.dumps(record, sort_keys=True), record | {"file": str(path)})
+        if first["file"] != str(path):
+            _say_once(f"{path} is left out: it is a copy of {first['file']}")
+    return list(found.values())
+
+
+@cache  # a figure reads the results for each of its points
+def _say_once(line: str) -> None:
+    _logger.warning(line)
+
+
+def as_record(content: Any, path: Path) -> Record:
+    """The content of a file, with what a run has by default where older ones say nothing: they are not another
+    experiment. A ValueError where `aaconv record` would not have written it."""
+    if not isinstance(content, dict) or "model" not in content:
+        raise ValueError(f"{path} is not what `aaconv record` keeps")
+    record = {"dataset": path.parent.name, "options": {}, "overrides": {}, "seed": 0} | content
+    try:
+        check(record)
+    except ValueError as error:
+        way_out = "move it away and record its run again"
+        raise ValueError(f"{path} is not what `aaconv record` keeps: {error}; {way_out}") from None
+    if "epochs" not in record and _name(record) in recipes.names():
+        record["epochs"] = recipe_of(record).epochs
+    return record
+
+
+def check(record: Record) -> None:
+    """A ValueError where a field is not of its kind, or no recipe can be made of all."""
+    for name, value in record.items():
+        if name in KINDS and not (value is None and name in MEASURED) and not _is_a(KINDS[name], value):
+            raise ValueError(f"{name!r} is {value!r}")
+    recipe_of(record)
+
+
+def _is_a(kind: Any, value: Any) -> bool:
+    """Is it of the kind? No bool is a number here, and NaN and infinity are none."""
+    finite = not isinstance(value, float) or math.isfinite(value)
+    return isinstance(value, kind) and not isinstance(value, bool) and finite
+
+
+def read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise ValueError(f"{path} is not JSON: {error}") from None
+
+
+def experiments(records: Iterable[Record]) -> list[Experiment]:
+    """The runs, those of one experiment together; in the order of the catalogue, other ones last, and of each recipe
+    first what is nearest to it."""
+    groups: dict[str, list[Record]] = {}
+    for record in records:
+        key = [record["dataset"], _name(record), record["model"], record["options"], record.get("epochs")]
+        groups.setdefault(json.dumps([*key, changes_of(record)], sort_keys=True), []).append(record)
+    order = {name: place for place, name in enumerate(recipes.names())}
+    found = [_experiment(group) for group in groups.values()]
+    return sorted(found, key=lambda one: (order.get(one.name, len(order)), len(one.changes)))
+
+
+def _experiment(group: list[Record]) -> Experiment:
+    first = group[0]
+    return Experiment(
+        dataset=first["dataset"],
+        name=_name(first),
+        model=first["model"],
+        options=first["options"],
+        epochs=first.get("epochs"),
+        changes=changes_of(first),
+        runs=tuple(sorted(group, key=lambda record: record["seed"])),
+    )
+
+
+def recipe_of(record: Record) -> recipes.Recipe:
+    """The recipe that a record is about; a ValueError names the override that does not fit."""
+    name, model = _name(record), recipes.Model(record["model"], record.get("options") or {})
+    data = record["data"] if "data" in record else record["dataset"]
+    recipe = usual(name, model, data, record.get("epochs", 1))
+    hints, overrides = get_type_hints(recipes.Recipe), record.get("overrides") or {}
+    changes = {key: fit(value, hints[key], key, "overrides") for key, value in overrides.items() if key in hints}
+    evidence = recipe.evidence if recipe.model == model else None
+    own = {"name": recipe.name, "model": model, "evidence": evidence, "seed": record.get("seed", 0)}
+    return replace(recipe, **changes | own)
+
+
+def _name(record: Record) -> str:
+    return record.get("name", record["model"])

@@ -1,0 +1,131 @@
+"""Training to tell what an image shows: cross entropy, top-1 and top-5."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import timm
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from ..data import ArrayDataset, Dataset, make_loader
+from ..data.transforms import EVAL_CROP
+from ..models import create_model, list_models
+from ..utils.distributed import World, total
+from .data import image_size, open_data
+from .task import Facts, Loader, Task
+
+Batch = tuple[Tensor, Tensor]
+
+
+class Classify(Task):
+    """Batches are (images [batch, 3, size, size], labels int64 [batch])."""
+
+    headline = "top1"
+    metrics = ("loss", "top1", "top5")
+    running = ("top1",)
+
+    @cached_property
+    def data(self) -> tuple[Dataset, Dataset]:
+        """The images of training and of evaluation."""
+        return open_data(self.recipe)
+
+    def facts(self) -> Facts:
+        train, _ = self.data
+        return Facts(train.classes, tuple(train.mean), tuple(train.std), image_size(self.recipe, train))
+
+    def build(self, facts: Facts) -> nn.Module:
+        model = self.recipe.model
+        try:
+            return create_model(
+                model.name, num_classes=len(facts.classes), **_own_size(model.name, facts), **model.options
+            )
+        except TypeError as error:
+            raise ValueError(f"{model.name} cannot be built with {model.options}: {error}") from None
+
+    def config(self, facts: Facts) -> dict[str, Any]:
+        config = super().config(facts)
+        config["model_args"] |= _own_size(self.recipe.model.name, facts)
+        train = self.data[0]
+        whole = isinstance(train, ArrayDataset) and train.images.shape[1] == facts.size
+        config["pretrained_cfg"]["crop_pct"] = 1.0 if whole else EVAL_CROP
+        return config
+
+    def loaders(self, batch: int, world: World) -> tuple[Loader, Loader]:
+        recipe = self.recipe
+        train, test = (
+            make_loader(
+                images,
+                batch,
+                train=training,
+                size=recipe.size,
+                workers=recipe.workers,
+                max_unreadable=recipe.max_unreadable,
+                device=world.device,
+                seed=recipe.seed,
+                rank=world.rank,
+                world_size=world.size,
+            )
+            for images, training in zip(self.data, (True, False), strict=True)
+        )
+        return train, test
+
+    def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
+        images, labels = batch
+        logits = model(images)
+        loss = F.cross_entropy(logits.float(), labels, label_smoothing=self.recipe.label_smoothing)
+        correct = (logits.detach().argmax(1) == labels).float().mean()
+        return loss, {"top1": 100 * correct}
+
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
+        return count(model, batches, len(self.facts().classes)).metrics()
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Sums over images: float64 [4] of their number, losses, hits and hits among five; and int64 [class, guess]."""
+
+    sums: Tensor
+    confusion: Tensor
+
+    def metrics(self) -> dict[str, float]:
+        """The mean loss; top1 and top5 in percent."""
+        number, loss, top1, top5 = self.sums.tolist()
+        if number == 0:
+            raise ValueError("there is no image to evaluate on")
+        return {"loss": loss / number, "top1": 100 * top1 / number, "top5": 100 * top5 / number}
+
+
+@torch.no_grad()
+def count(model: nn.Module, batches: Iterable[Batch], classes: int) -> Counts:
+    """Every image of every process once. A last batch that is smaller is filled up: shapes stay, nothing recompiles."""
+    sums = confusion = None
+    full = 0
+    for images, labels in batches:
+        number, full = len(labels), max(full, len(labels))
+        if number < full:
+            images = torch.cat([images, images[:1].expand(full - number, -1, -1, -1)])
+        logits = model(images)[:number].float()
+        if sums is None:
+            sums = torch.zeros(4, dtype=torch.float64, device=logits.device)
+            confusion = torch.zeros(classes, classes, dtype=torch.int64, device=logits.device)
+        best = logits.topk(min(5, classes), dim=1).indices
+        hits = best == labels[:, None]
+        losses = F.cross_entropy(logits, labels, reduction="none").double()
+        sums += torch.stack([torch.full_like(losses, 1.0), losses, hits[:, 0].double(), hits.any(1).double()]).sum(1)
+        confusion.view(-1).index_add_(0, labels * classes + best[:, 0], torch.ones_like(labels))
+    if sums is None:  # more processes than images
+        device = next(model.parameters()).device
+        sums = torch.zeros(4, dtype=torch.float64, device=device)
+        confusion = torch.zeros(classes, classes, dtype=torch.int64, device=device)
+    return Counts(total(sums), total(confusion))
+
+
+def _own_size(name: str, facts: Facts) -> dict[str, int]:
+    """The keyword for the networks that are made for one size of image."""
+    if name in list_models():
+        return {"img_size": facts.size}
+    known = None if ":" in name or not timm.is_model(name.partition(".")[0]) else timm.get_pretrained_cfg(name)
+    return {"img_size": facts.size} if known is not None and known.fixed_input_size else {}

@@ -1,0 +1,87 @@
+"""The images of a recipe: opened, limited, and some held out of training."""
+
+from dataclasses import replace
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from ..data import ArrayDataset, Dataset, open_dataset
+from ..recipes.recipe import Recipe
+
+LARGE = 224
+
+
+HOLDOUT_SEED = 1
+
+
+Images = TypeVar("Images")
+
+
+def open_data(recipe: Recipe) -> tuple[Dataset, Dataset]:
+    """What a recipe trains on and what it evaluates on, limits and held-out images considered."""
+    train = open_dataset(recipe.data, recipe.data_dir, "train", **shapes_options(recipe, train=True))
+    if recipe.holdout:
+        train, test = (select(train, indices) for indices in hold_out(recipe.holdout, len(train)))
+    else:
+        test = open_dataset(recipe.data, recipe.data_dir, "test", **shapes_options(recipe, train=False))
+    return limited_both(recipe, train, test)
+
+
+def limited_both(recipe: Recipe, train: Images, test: Images) -> tuple[Images, Images]:
+    """Of each part as many images as the recipe trains and evaluates on."""
+    # Often a limit is one that the recipe came with, and --holdout or other data have made too large.
+    every = "aaconv train --{} none takes them all"
+    return (
+        limited("train_limit", train, recipe.train_limit, every.format("train-limit")),
+        limited("eval_limit", test, recipe.eval_limit, every.format("eval-limit")),
+    )
+
+
+def as_evaluated(recipe: Recipe, test: Images) -> Images:
+    """The test images that a run of the recipe evaluates on."""
+    return limited("eval_limit", test, recipe.eval_limit, f"aaconv eval RUN --data {recipe.data} takes them all")
+
+
+def hold_out(number: int, images: int) -> tuple[Tensor, Tensor]:
+    """The indices of the training images that are left, and of the `number` that are kept apart to evaluate on."""
+    if not 0 < number < images:
+        raise ValueError(f"holdout must be 0 to {images - 1}, the images less one, got {number}")
+    order = torch.randperm(images, generator=torch.Generator().manual_seed(HOLDOUT_SEED))
+    return order[number:].sort().values, order[:number]
+
+
+def limited(name: str, dataset: Images, limit: int | None, way_out: str) -> Images:
+    """As many of the images as the field `name` of a recipe says, None: all of them; `way_out` of there being fewer."""
+    if limit is None:
+        return dataset
+    if not 1 <= limit <= len(dataset):
+        raise ValueError(
+            f"the recipe's {name} must be 1 to {len(dataset)}, the number of images, got {limit}; {way_out}"
+        )
+    return dataset.take(limit)
+
+
+def select(dataset: Dataset, indices: Tensor) -> Dataset:
+    """The images with these indices, int64 [number]."""
+    if isinstance(dataset, ArrayDataset):
+        arrays = {name: getattr(dataset, name) for name in ("images", "labels", "boxes", "kinds")}
+        return replace(dataset, **{name: array[indices] for name, array in arrays.items() if array is not None})
+    return replace(dataset, chosen=indices if dataset.chosen is None else dataset.chosen[indices])
+
+
+def image_size(recipe: Recipe, dataset: Dataset) -> int:
+    """Height and width of the images that the network sees."""
+    if recipe.size is not None:
+        return recipe.size
+    return dataset.images.shape[1] if isinstance(dataset, ArrayDataset) else LARGE
+
+
+def shapes_options(recipe: Recipe, *, train: bool) -> dict[str, Any]:
+    """shapes are drawn in the size that is wanted, and no more of them than are."""
+    if recipe.data != "shapes":
+        return {}
+    limit = recipe.train_limit if train else recipe.eval_limit
+    number = None if limit is None else limit + (recipe.holdout if train else 0)
+    wanted = {"size": recipe.size, "number": number}
+    return {name: value for name, value in wanted.items() if value is not None}

@@ -1,0 +1,100 @@
+"""What a kind of training has to bring, so that one loop serves them all: a network, batches, a loss, an evaluation."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from torch import Tensor, nn
+
+from ..recipes.recipe import Recipe
+from ..utils.distributed import World
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What of the data a network is built for, and what it takes to use the network without them."""
+
+    classes: tuple[str, ...]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+    size: int
+    """Height and width of the images."""
+
+
+class Loader(Protocol):
+    """Batches on a device that depend on the seed, the epoch and the step alone; see aaconv.data.loaders."""
+
+    def __len__(self) -> int: ...
+
+    def batches(self, epoch: int = 0, first_step: int = 0) -> Iterator[Any]: ...
+
+
+class Task(ABC):
+    """One kind of training, for one recipe. A batch is whatever the task's own loaders give.
+
+    headline   the metric of `evaluate` that decides which weights are the best; more is better
+    metrics    the names of what `evaluate` gives, the columns of metrics.csv
+    running    the names of what `loss` gives besides the loss: columns, too, with train_ before them. The first is what
+               the display calls accuracy, in percent; none: it shows the loss alone
+    """
+
+    headline: str
+    metrics: tuple[str, ...]
+    running: tuple[str, ...] = ()
+
+    def __init__(self, recipe: Recipe) -> None:
+        self.recipe = recipe
+
+    @abstractmethod
+    def facts(self) -> Facts:
+        """Opens the data, once."""
+
+    @abstractmethod
+    def build(self, facts: Facts) -> nn.Module:
+        """The network with fresh weights; the data need not be there."""
+
+    @abstractmethod
+    def loaders(self, batch: int, world: World) -> tuple[Loader, Loader]:
+        """Training and evaluation, `batch` images a step and process; both for this process's part of the images."""
+
+    @abstractmethod
+    def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
+        """The mean loss of a batch, and each of `running` as a mean over it: scalars on the device, never read here."""
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module, batches: Iterable[Any]) -> dict[str, float | None]:
+        """`metrics` of the network, in evaluation mode, over all batches of all processes (distributed.total).
+
+        All processes give the same; None is what could not be measured.
+        """
+
+    def config(self, facts: Facts) -> dict[str, Any]:
+        """config.json of a run folder, in timm's layout: timm.create_model("local-dir:RUN") builds the network."""
+        return {
+            "architecture": self.recipe.model.name.partition(".")[0],
+            "num_classes": len(facts.classes),
+            "label_names": list(facts.classes),
+            "model_args": dict(self.recipe.model.options),
+            "pretrained_cfg": {
+                "input_size": [3, facts.size, facts.size],
+                "mean": list(facts.mean),
+                "std": list(facts.std),
+                "num_classes": len(facts.classes),
+            },
+            "task": self.recipe.task,
+        }
+
+
+def create_task(recipe: Recipe) -> Task:
+    """The task that a recipe names."""
+    match recipe.task:
+        case "classify":
+            from .classify import Classify
+
+            return Classify(recipe)
+        case "detect":
+            from .detect import Detect
+
+            return Detect(recipe)
+    raise ValueError(f"task must be classify or detect, got {recipe.task!r}")

@@ -1,0 +1,107 @@
+"""From a name to a finished run: the recipe with its changes, a folder of its own, training, and what to say after."""
+
+import os
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+from .. import recipes
+from ..recipes.overrides import for_machine
+from ..recipes.recipe import Recipe
+from ..utils.device import cores, pick_device
+from ..utils.distributed import started_by_torchrun
+from .progress import TensorBoard, duration, following
+
+RUNS = Path("runs")
+
+
+def choose(name: str | None, source: str | None, changes: dict[str, Any], device: str | None = None) -> Recipe:
+    """The recipe of that name, or of a YAML file, with the changes made."""
+    if (name is None) == (source is None):
+        raise ValueError("name a recipe (`aaconv recipes` lists them), or a file with --from, or a run with --resume")
+    recipe = recipes.get(name) if source is None else recipes.load(source)
+    if source is None:
+        recipe = for_machine(recipe, changes, gpu=pick_device(device).type == "cuda", cores=cores())
+    return recipes.override(recipe, changes)
+
+
+def free_folder(recipe: Recipe, runs: Path = RUNS) -> Path:
+    """runs/NAME-seedN, with the first number behind it that is free; all processes of torchrun must agree on one."""
+    if started_by_torchrun():
+        raise ValueError("name the folder of the run with --run-dir DIR: all processes, and restarted ones, must agree")
+    base = runs / f"{recipe.name}-seed{recipe.seed}"
+    number, folder = 1, base
+    while folder.exists():
+        number += 1
+        folder = base.with_name(f"{base.name}-{number}")
+    return folder
+
+
+def check_unchanged(changes: dict[str, Any], others: dict[str, Any]) -> None:
+    """A run goes on as it began: a ValueError names what was given beside --resume."""
+    fields = ["--" + {"model_options": "model.OPTION"}.get(name, name.replace("_", "-")) for name in changes]
+    extra = [name for name, value in others.items() if value] + fields
+    if extra:
+        raise ValueError(f"--resume goes on with the run as it is: leave out {', '.join(extra)}")
+
+
+def start(
+    run: Path, recipe: Recipe | None, *, device: str | None = None, tensorboard: bool = False, record: bool = False
+) -> dict[str, Any]:
+    """Train `recipe` into the folder `run`, or go on with it where there is no recipe; prints what came out."""
+    from ..runs.record import record_result
+    from . import trainer
+
+    first = os.environ.get("RANK", "0") == "0"
+    with ExitStack() as stack:
+        if tensorboard and first:
+            stack.enter_context(following(TensorBoard(run / "tensorboard")))
+        if recipe is None:
+            summary = trainer.resume(run, device=device)
+        else:
+            if first:
+                print(f"{recipe.name}: {recipe.model.name} on {recipe.data}, into {run}", flush=True)
+            summary = trainer.train(recipe, run, device=device)
+    if first:
+        print(conclusion(summary, run))
+        if record:
+            print(f"recorded in {record_result(run)}")
+    return summary
+
+
+def conclusion(summary: dict[str, Any], run: Path) -> str:
+    """The result in a line, the paper's under it where there is one, and where to go from here."""
+    from ..runs import run_folder
+
+    titles = {"top1": "top-1", "top5": "top-5", "mAP": "mAP", "mAP50": "mAP50", "mAP75": "mAP75"}
+    found = {title: summary[key] for key, title in titles.items() if summary.get(key) is not None}
+    results = [f"{title} {value:.2f} %" for title, value in found.items() if (title, value) != ("top-5", 100)]
+    results += [f"loss {summary['loss']:.4f}"] if summary.get("loss") is not None else []
+    lines = [
+        ", ".join(results),
+        f"{_epochs(summary['epochs'])}, {duration(summary['seconds_per_epoch'])} each, "
+        f"{summary['parameters']:,} parameters",
+    ]
+    recipe = recipes.load(run / run_folder.RECIPE)
+    if recipe.holdout:
+        lines[0] += f", on {recipe.holdout:,} training images held out"
+    row = recipes.paper_row(recipe)
+    if row is not None and not (recipe.holdout or recipe.eval_limit):
+        values = ", ".join(f"{name} {row.cells[name]}" for name in titles.values() if name in row.cells)
+        lines.append(f"the paper: {values} (table {recipe.evidence.table}, {row.name}){_shortened(recipe)}")
+    return "\n".join([*lines, f"all of it is in {run}; look at it with aaconv eval, plot, report or explore"])
+
+
+def _epochs(number: int) -> str:
+    return "1 epoch" if number == 1 else f"{number} epochs"
+
+
+def _shortened(recipe: Recipe) -> str:
+    """What the run did less of than the paper, if it did."""
+    if recipe.name not in recipes.names():
+        return ""
+    usual = recipes.get(recipe.name)
+    parts = [_epochs(usual.epochs)] if recipe.epochs != usual.epochs else []
+    if recipe.train_limit:
+        parts.append("all images")
+    return f", with {' and '.join(parts)}" if parts else ""

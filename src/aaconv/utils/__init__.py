@@ -1,0 +1,1 @@
+"""What knows nothing of this package: files, figures, terminal, device, distributed training."""

@@ -1,0 +1,310 @@
+"""The kernels as triton compiles them for a Hopper GPU; no GPU is needed for that."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton", reason="triton is not installed")
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from aaconv.attention import triton_backend, triton_plan, triton_tiles  # noqa: E402
+from aaconv.attention.triton_plan import launches_overlap  # noqa: E402  the one that the fixture does not replace
+
+POINTERS = dict.fromkeys(("lse", "grad_tables", "rel_h", "rel_w"), "*fp32")
+
+
+def plan(shape, dtype):
+    """For [batch, height, width, heads, key depth, value depth]."""
+    batch, height, width, heads, depth, value_depth = shape
+    qkv = torch.empty(batch, height * width, heads * (2 * depth + value_depth), dtype=dtype, device="meta")
+    rel_h, rel_w = (torch.empty(2 * side - 1, depth, device="meta") for side in (height, width))
+    return triton_backend._prepare(qkv, rel_h, rel_w, height, heads, heads * depth, backward=True)[0]
+
+
+def code(name, shape, dtype):
+    """What triton makes of a kernel, by stage; for aligned pointers, as torch's are."""
+    from aaconv.attention import triton_kernels
+
+    chosen = plan(shape, dtype)
+    kernel = getattr(triton_kernels, name)
+    constants = chosen.launch_constants(name, kernel.arg_names)
+    options = {option: constants.pop(option) for option in constants.keys() - set(kernel.arg_names)}
+    element = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}[dtype]
+    signature = {
+        argument: "constexpr" if argument in constants else POINTERS.get(argument, element)
+        for argument in kernel.arg_names
+    } | {"first_image_head": "i32"}
+    places = {(kernel.arg_names.index(argument),): value for argument, value in constants.items()}
+    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if signature[name][0] == "*"}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=aligned)
+    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
+
+
+@pytest.fixture(autouse=True)
+def on_a_hopper_gpu(monkeypatch):
+    monkeypatch.setattr(triton_plan, "launches_overlap", lambda: True)
+
+
+@pytest.mark.parametrize(
+    ("capability", "variable", "overlap"),
+    [((9, 0), None, True), ((10, 0), "1", True), ((8, 9), None, False), ((9, 0), "0", False)],
+)
+def test_kernels_overlap_from_hopper_on_unless_told_otherwise(capability, variable, overlap, monkeypatch):
+    monkeypatch.setattr(triton_plan, "INTERPRETED", False)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda: capability)
+    monkeypatch.delenv("AACONV_OVERLAP", raising=False)
+    if variable is not None:
+        monkeypatch.setenv("AACONV_OVERLAP", variable)
+    assert launches_overlap() == overlap
+
+
+def test_a_switch_that_is_neither_on_nor_off_is_named(monkeypatch):
+    monkeypatch.setenv("AACONV_OVERLAP", "no")
+    with pytest.raises(ValueError, match=r"AACONV_OVERLAP must be 0 .* or 1, got 'no'"):
+        launches_overlap()
+
+
+PLAN = ((2, 45, 86), (3870, 86, 1), torch.bfloat16, 2, torch.float32, 5, 2, 40)  # 5 x 9, two heads of 20 and 3
+KERNELS = list(triton_tiles.TILES)
+SHAPES = [(2, 14, 14, 8, 20, 3), (2, 32, 32, 8, 20, 2), (2, 14, 14, 8, 32, 32)]
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_no_kernel_uses_wgmma(kernel, shape):
+    """Triton 3.6 and 3.7 let it read beyond the shared memory of operands as small as ours."""
+    assembly = code(kernel, shape, torch.bfloat16)["ptx"]
+    assert "mma.sync" in assembly
+    assert "wgmma" not in assembly
+
+
+def accesses_of_pixels(assembly):
+    """(bytes, the line that asked for them) of all that a kernel loads from or stores to pixels of `qkv`, the output
+    or their gradients: what is inlined into a line that says how far these are apart."""
+    folder = Path(triton_backend.__file__).parent
+    files = {number: name for number, name in re.findall(r'\.file\s+(\d+) .*?(triton_\w+\.py)"', assembly)}
+    found, line = [], ""
+    for text in assembly.splitlines():
+        if ".loc" in text:
+            called = re.search(r"inlined_at (\d+) (\d+)|@\[ (triton_\w+\.py):(\d+)", text)  # triton 3.9 or 3.6
+            name = called and (called[3] or files.get(called[1]))  # else triton's own library
+            line = (folder / name).read_text().splitlines()[int(called[4] or called[2]) - 1].strip() if name else ""
+        access = re.search(r"\b(?:ld|st)\.global[\w.]*?(?:\.v(\d))?\.b(\d+)", text)
+        if access and re.search(r"_pixels\(.*(STRIDE_P|GRAD_W|HEADS \* DV|\bplace\b)", line):
+            found.append((int(access[1] or 1) * int(access[2]) // 8, line))
+    return found
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("side", [8, 14, 20, 32, 40])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_no_more_is_loaded_or_stored_at_once_than_is_aligned(kernel, side):
+    """Two heads of 20 and 3 channels: pixels are 86 apart, so pairs of queries' and keys' channels are aligned, and
+    single ones of values. Triton infers it from the indices, not always rightly; on a GPU that ends the process."""
+    accesses = accesses_of_pixels(code(kernel, (1, side, side, 2, 20, 3), torch.bfloat16)["ptx"])
+    assert accesses
+    for size, line in accesses:
+        assert size <= (2 if "DV" in line else 4), line
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("overlap", [True, False])
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_kernels_follow_each_other_closely_where_the_gpu_can(kernel, overlap, monkeypatch):
+    """A kernel without `launch_pdl` waits for all before it, one with it waits by itself. Who lets the next begin has
+    waited before that: the next but one counts on it. `pack` has nothing to wait for, the last ones none to let in."""
+    monkeypatch.setattr(triton_plan, "launches_overlap", lambda: overlap)
+    options = plan(SHAPES[0], torch.bfloat16).launch_constants(kernel, [])
+    assert options.get("launch_pdl", False) == (overlap and kernel != "pack")
+    assembly = code(kernel, SHAPES[0], torch.bfloat16)["ptx"]
+    commands = re.findall(r"griddepcontrol\.(\w+)", assembly)
+    expected = [] if kernel == "pack" else ["wait"]
+    if kernel not in ("attend_forward", "relative_backward"):
+        expected.append("launch_dependents")
+    assert commands == (expected if overlap else [])
+    if kernel.startswith("attend") and overlap:  # what goes into the products is loaded after the wait, all of it
+        before, after = assembly.split("griddepcontrol.wait")
+        assert "cp.async" in after
+        assert "cp.async" not in before
+
+
+@pytest.mark.parametrize("tables", [True, False])
+def test_kernels_follow_each_other_in_an_order_they_count_on(tables, monkeypatch):
+    """relative_backward waits for nothing at first: all it reads is there once the keys' kernel has begun."""
+    launched = []
+    monkeypatch.setattr(triton_plan.Plan, "launch", lambda plan, name, *arguments: launched.append(name))
+    monkeypatch.setattr(triton_plan.Plan, "chunks", lambda plan: iter([(0, 2), (2, 2)]))
+    qkv = torch.zeros(2, 12, 86, dtype=torch.bfloat16)
+    rel_h, rel_w = (torch.zeros(5, 20), torch.zeros(7, 20)) if tables else (None, None)
+    out, lse = triton_backend._forward(qkv, rel_h, rel_w, 3, 2, 40)
+    assert launched == ["pack", "attend_forward"] * 2
+    launched.clear()
+    triton_backend._backward(out, qkv, rel_h, rel_w, out, lse, 3, 2, 40)
+    assert launched == ["pack", "attend_backward_queries", "attend_backward_keys", *["relative_backward"] * tables] * 2
+
+
+ELONGATED = [(2, height, width, 8, 20, 3) for height, width in [(3, 67), (12, 80), (8, 128), (1, 64), (20, 20)]]
+DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
+
+
+@pytest.mark.skipif(not DISASSEMBLER.exists(), reason="triton came without cuobjdump")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize(
+    ("kernel", "shape"),
+    [(kernel, shape) for kernel in KERNELS for shape in ((2, 7, 7, 8, 20, 6), *SHAPES, (2, 40, 40, 8, 20, 3))]
+    + [("relative_backward", shape) for shape in (*ELONGATED, (2, 32, 32, 8, 64, 64), (2, 8, 8, 8, 128, 128))]
+    + [("pack", shape) for shape in (*ELONGATED, (2, 100, 9, 8, 20, 3), (2, 128, 3, 8, 20, 3))],
+    ids=str,
+)
+def test_registers_are_enough(kernel, shape, tmp_path):
+    """Some values may wait in memory; gradients that live there make a kernel ten times slower."""
+    binary = tmp_path / "kernel.cubin"
+    binary.write_bytes(code(kernel, shape, torch.bfloat16)["cubin"])
+    usage = subprocess.run([DISASSEMBLER, "-res-usage", binary], capture_output=True, text=True, check=True)
+    (stack,) = re.findall(r"STACK:(\d+)", usage.stdout + usage.stderr)
+    assert int(stack) <= 320  # bytes a thread, of 1020 in registers
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_float32_products_are_summed_apart():
+    """Triton likes to make total + a b one product that accumulates onto the total."""
+    lines = code("attend_forward", SHAPES[0], torch.float32)["ttir"].splitlines()
+    products = [line for line in lines if "tt.dot" in line]
+    assert len(products) >= 3
+    assert all("%cst" in line for line in products)  # they accumulate onto zeros
+
+
+@pytest.mark.parametrize(
+    "shape", [(1, 1, 1, 1, 4, 1), (2, 7, 7, 8, 20, 6), (1, 64, 64, 8, 20, 3), (1, 128, 128, 8, 64, 64)]
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_tiles_have_few_warps_and_fit_their_rows(shape, dtype):
+    chosen = plan(shape, dtype)
+    for kernel in KERNELS:
+        tile, sizes = chosen.tile(kernel), chosen.constants
+        assert tile.warps <= 2
+        if kernel.startswith("attend"):
+            assert sizes["GROUP"] % (tile.keys // sizes["KEY_COLS"]) == 0
+
+
+@pytest.mark.parametrize("batch", [1, 4, 16])
+def test_scratch_is_linear_in_the_pixels(batch):
+    scratch = []
+    for side in (64, 128):
+        chosen = plan((batch, side, side, 8, 20, 3), torch.bfloat16)
+        scratch.append(chosen.heads_at_a_time * sum(chosen.operand_sizes + chosen.gradient_sizes))
+    assert scratch[1] <= 4.2 * scratch[0]
+
+
+@pytest.mark.parametrize(
+    ("rows", "chosen"), [(0, None), (255, None), (256, (16, 16)), (1024, (32, 32)), (1016, (8, 127)), (257, None)]
+)
+def test_many_rows_are_summed_in_two_steps(rows, chosen):
+    assert triton_plan.two_steps(rows) == chosen
+
+
+@pytest.mark.parametrize(
+    ("shape", "together"),
+    [
+        ((128, 14, 14, 8, 20, 3), 4),
+        ((2, 7, 7, 8, 20, 6), 8),
+        ((2, 7, 7, 6, 20, 6), 2),  # heads of another image would not share its address
+        ((2, 7, 7, 3, 20, 6), 1),
+        ((2, 1, 1, 32, 20, 6), 8),
+        ((2, 32, 32, 8, 20, 2), 2),
+        ((2, 32, 32, 3, 20, 2), 1),
+        ((2, 40, 40, 8, 20, 3), 1),
+    ],
+)
+def test_heads_of_small_maps_are_packed_together(shape, together):
+    chosen = plan(shape, torch.bfloat16)
+    assert chosen.together == chosen.constants["TOGETHER"] == together
+    line = chosen.tile("pack").queries // together
+    assert chosen.programs("pack") * line >= chosen.pixels
+
+
+@pytest.mark.parametrize(
+    ("shape", "lines"),
+    [
+        ((2, 14, 14, 8, 20, 3), 1),  # 14 lines of queries, 16 rows of keys
+        ((2, 20, 20, 8, 20, 3), 4),  # 20 and 72
+        ((2, 16, 17, 3, 20, 3), 4),  # 17 and 48
+        ((2, 40, 40, 8, 20, 3), 1),
+        ((2, 1, 1, 8, 20, 3), 1),  # one and 8, but of eight heads at once
+    ],
+)
+def test_programs_that_pack_few_lines_take_more_rows_of_keys(shape, lines):
+    chosen = plan(shape, torch.bfloat16)
+    assert chosen.key_lines == chosen.constants["KEY_LINES"] == lines
+    assert chosen.programs("pack") * lines >= chosen.key_rows
+    assert chosen.together * lines * chosen.constants["KEY_COLS"] <= max(64, chosen.tile("pack").queries)
+
+
+@pytest.mark.parametrize(
+    ("heads", "most", "programs", "chosen"),
+    [
+        (1024, 5000, 9, 1024),  # all at once
+        (32, 6, 128, 4),  # 8 launches of 512 programs, not 5 of 768, which take twice as long each, and one of 256
+        (32, 5, 1, 5),  # one wave a launch either way
+        (7, 1, 1000, 1),
+        (0, 3, 10, 1),
+    ],
+)
+def test_heads_of_a_launch_fill_the_gpu(heads, most, programs, chosen):
+    assert triton_plan.heads_at_a_time(heads, most, programs) == chosen
+
+
+@pytest.mark.parametrize(
+    ("heads", "most", "steps", "chosen"),
+    [
+        (2048, 16, 16, 1),  # there are enough programs
+        (4, 138, 1024, 128),  # 512 programs; 138 would be 552, and take two waves
+        (64, 21, 50, 8),
+        (1, 0, 1, 1),
+    ],
+)
+def test_splits_of_a_head_fill_the_gpu(heads, most, steps, chosen):
+    assert triton_plan.splits_of_a_head(heads, most, steps, 528) == chosen
+
+
+@pytest.mark.parametrize("depth", range(1, triton_backend.MAX_DEPTH + 1))
+def test_parts_of_a_key_do_not_overlap(depth):
+    """MAIN channels of the head and no more; the rest, the edge, three parts of the log-sum-exp; the rows."""
+    main, rows_at, tail = triton_plan.key_parts(depth)
+    assert main <= depth
+    assert depth - main + 4 <= rows_at
+    assert rows_at + triton_plan.GROUP <= tail
+    assert {part & (part - 1) for part in (main, tail)} == {0}  # powers of two
+
+
+def test_a_second_launch_goes_straight_to_the_compiled_kernel(monkeypatch):
+    """With addresses and constants in the order of the kernel's arguments; other heads or alignment go the long way."""
+    from aaconv.attention import triton_kernels
+
+    calls = []
+
+    class Kernel:
+        arg_names = ("qkv", "out", "first_image_head", "W", "H", "BLOCK_M")
+
+        def __getitem__(self, grid):
+            return lambda *arguments, **constants: calls.append((grid, arguments, constants)) or self
+
+    monkeypatch.setattr(triton_kernels, "attend_forward", Kernel())
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    chosen = triton_plan.Plan(*PLAN, full_precision=True, backward=False)
+    tensors = torch.zeros(64), torch.zeros(64)
+    for first, heads, some in [(0, 4, tensors), (4, 4, tensors), (8, 2, tensors), (0, 4, (tensors[0][1:], tensors[1]))]:
+        chosen.launch("attend_forward", heads, *some, first)
+    tiles = chosen.programs("attend_forward")
+    first, second, fewer, shifted = calls
+    assert first[0] == second[0] == shifted[0] == (4 * tiles, 1, 1)
+    assert fewer[0] == (2 * tiles, 1, 1)
+    assert first[2]["num_warps"] == shifted[2]["num_warps"] == chosen.tile("attend_forward").warps
+    addresses = [tensor.data_ptr() for tensor in tensors]
+    assert second[1:] == ((*addresses, 4, 9, 5, chosen.tile("attend_forward").queries), {})

@@ -1,0 +1,228 @@
+"""The command line: every command is reachable, and an error is one line that helps."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+from aaconv import cli, demo
+from aaconv.version import __version__
+from support.command_line import error_of, run
+
+COMMANDS = (
+    "demo",
+    "bench",
+    "cost",
+    "models",
+    "table",
+    "plot",
+    "doctor",
+    "recipes",
+    "train",
+    "eval",
+    "predict",
+    "record",
+)
+BENCHMARKS = ("layer", "attention", "model", "table2")
+without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+
+
+def test_help_names_every_command(capsys):
+    assert run("--help") == 0
+    printed = capsys.readouterr().out
+    assert all(f"\n    {command} " in printed for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", [(c,) for c in COMMANDS] + [("bench", b) for b in BENCHMARKS])
+def test_every_command_explains_itself(command, capsys):
+    assert run(*command, "--help") == 0
+    printed = capsys.readouterr().out
+    assert f"usage: aaconv {' '.join(command)}" in printed
+    assert ("example: " in printed) == (command != ("bench",))
+
+
+def test_version(capsys):
+    assert run("--version") == 0
+    assert capsys.readouterr().out == f"aaconv {__version__}\n"
+
+
+def test_a_command_is_needed(capsys):
+    assert "command" in error_of(capsys)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "suggestion"),
+    [
+        (["cots", "aa_resnet50"], "'cost'"),
+        (["bench", "atention"], "'attention'"),
+        (["bench", "layer", "--bacth", "3"], "'--batch'"),
+        (["cost", "aa_resnet50", "--layer"], "'--layers'"),
+        (["plot", "param"], "'params'"),
+        (["bench", "attention", "--variants", "tritn"], "'triton'"),
+        (["cost", "aa_resnet5"], "aa_resnet50"),
+        (["bench", "model", "--device", "cpu", "--models", "aa_resnet5"], "aa_resnet50"),
+    ],
+)
+def test_a_misspelt_word_suggests_the_nearest(arguments, suggestion, capsys):
+    assert suggestion in error_of(capsys, *arguments)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["table", "12"], "tables 1 to 9"),
+        (["table", "two"], "number from 1 to 9"),
+        (["models", "nothing_like_this"], "no model fits"),
+        (["cost", "aa_resnet50", "--size", "0"], "at least 1"),
+        (["cost", "aa_resnet50", "--size", "9" * 30], "1 to 100,000"),
+        (["cost", "swin_tiny_patch4_window7_224", "--size", "30"], "does not run on 3 x 30 x 30 images"),
+        (["cost", "aa_resnet50.in1k"], "no weights called 'in1k'"),
+        (["cost", "aa_resnet50", "--size", "1", "2", "3"], "got 3 numbers"),
+        (["plot", "params", "-o", "figure.gif"], "'figure.gif'"),
+        (["plot", "params", "-o", "mistyped/figure.png"], "there is no folder mistyped"),
+        (
+            ["plot", "params", "-o", "/proc/figure.png"],
+            "/proc/figure.png cannot be written: /proc takes no files; ",
+        ),
+        (["bench", "layer", "--json", "mistyped/layer.json"], "there is no folder mistyped"),
+        (["bench", "layer", "--json", "/"], "/ is a folder"),
+        (["bench", "attention", "--device", "cpu", "--shapes", "14"], "128:14x14:20/3"),
+        (["bench", "layer", "--batch", "0"], "at least 1"),
+        (["bench", "model", "--rounds", "two"], "at least 1"),
+        (["bench", "layer", "--json", "/dev/null/result.json"], "/dev/null"),
+    ],
+)
+def test_wrong_values_are_explained(arguments, hint, capsys):
+    assert hint in error_of(capsys, *arguments)
+
+
+@without_gpu
+@pytest.mark.parametrize("benchmark", ["attention", "model", "table2"])
+def test_gpu_benchmarks_say_that_they_need_one(benchmark, capsys):
+    assert f"bench {benchmark} needs a GPU" in error_of(capsys, "bench", benchmark)
+
+
+def test_debugging_shows_the_traceback(monkeypatch):
+    monkeypatch.setenv("AACONV_DEBUG", "1")
+    with pytest.raises(ValueError, match="tables 1 to 9"):
+        cli.main(["table", "12"])
+
+
+def test_interrupting_is_silent(monkeypatch, capsys):
+    def interrupted():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(demo, "run", interrupted)
+    assert run("demo") == 130
+    assert capsys.readouterr() == ("", "")
+
+
+def test_cost_and_models_print_json(capsys):
+    assert run("cost", "plain_wrn16_4", "--size", "32", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["size"] == [32, 32]
+    assert run("models", "plain_wrn16*", "--json") == 0
+    assert [model["model"] for model in json.loads(capsys.readouterr().out)] == ["plain_wrn16_4"]
+
+
+def test_table_takes_one_number(capsys):
+    assert run("table", "9") == 0
+    printed = capsys.readouterr().out
+    assert "Table 9" in printed
+    assert "Table 1" not in printed
+
+
+def test_plot_says_where_it_drew(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert run("plot", "ratios") == 0
+    assert capsys.readouterr().out == "drew ratios.png\n"
+    assert [file.name for file in tmp_path.iterdir()] == ["ratios.png"]
+
+
+def test_a_drawing_that_fails_leaves_the_old_one(tmp_path, monkeypatch, capsys):
+    def full(figure, path, **_):
+        path.write_text("half")
+        raise OSError(28, "No space left on device", str(path))
+
+    (tmp_path / "old.svg").write_text("old")
+    monkeypatch.setattr(Figure, "savefig", full)
+    error = error_of(capsys, "plot", "params", "-o", str(tmp_path / "old.svg"))
+    assert f"{tmp_path}/old.svg cannot be written: No space left on device; make room" in error
+    assert [file.read_text() for file in tmp_path.iterdir()] == ["old"]
+
+
+def test_marks_are_plain_where_the_terminal_knows_no_others(monkeypatch):
+    printed = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(printed, encoding="ascii"))
+    assert run("table", "9") == 0
+    assert b"43,128 =" in printed.getvalue()
+
+
+def test_doctor_names_a_backend_for_every_model(monkeypatch, capsys):
+    from aaconv.cli import doctor_report as doctor
+
+    monkeypatch.setattr(doctor, "list_models", lambda pattern: ["aa_resnet50", "aa_wrn16_4"])
+    assert run("doctor") == 0
+    printed = capsys.readouterr().out
+    assert torch.__version__ in printed
+    assert all(name in printed for name in ("sdpa", "eager", "14x14 20/3", "32x32 20/1"))
+
+
+def test_doctor_says_why_a_named_backend_cannot_run(monkeypatch):
+    from aaconv.attention import BACKENDS, default_backend, sdpa
+    from aaconv.cli import doctor_report as doctor
+
+    monkeypatch.setattr(sdpa, "why_not", lambda *_, **__: "no luck")
+    with default_backend("sdpa"):
+        chosen, reasons = doctor.pick(doctor.SMALL_MAP, torch.device("cpu"), torch.float32)
+    assert chosen == "none"
+    assert "no luck" in reasons[0]
+    chosen, reasons = doctor.pick(doctor.SMALL_MAP, torch.device("cpu"), torch.float32)
+    assert chosen != "sdpa"
+    assert "sdpa is passed over: no luck" in reasons
+    assert list(BACKENDS)[-1] == "eager"
+
+
+def test_an_unknown_backend_in_the_environment_is_one_line():
+    """Also to `python -m`, which imports the package before anything could catch an error."""
+    environment = os.environ | {"AACONV_BACKEND": "nope"}
+    command = [sys.executable, "-m", "aaconv", "recipes"]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "aaconv: error: AACONV_BACKEND must be one of eager, sdpa, triton, got 'nope'\n"
+
+
+def test_module_runs_and_a_closed_pipe_is_silent():
+    shell = f"{sys.executable} -m aaconv table 9 --json | head -n 1"
+    done = subprocess.run(
+        shell, shell=True, capture_output=True, text=True, env={**os.environ, "PYTHONUNBUFFERED": "1"}
+    )
+    assert done.stdout == "{\n"
+    assert done.stderr == ""
+
+
+def test_a_closed_output_is_no_error():
+    shell = f"{sys.executable} -m aaconv recipes >&-"
+    done = subprocess.run(shell, shell=True, stderr=subprocess.PIPE, text=True)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("after", [0.1, 0.6])
+def test_ctrl_c_is_clean_before_everything_is_imported(after):
+    command = [
+        sys.executable,
+        "-c",
+        "import sys, aaconv_command; print('up', flush=True); sys.exit(aaconv_command.main())",
+    ]
+    process = subprocess.Popen([*command, "models"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    assert process.stdout.readline() == "up\n"
+    time.sleep(after)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert (process.returncode, errors) == (130, "")

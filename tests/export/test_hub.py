@@ -1,0 +1,166 @@
+"""Runs on the hub: timm's own loading gives the same bits back, and the card says what was trained."""
+
+import re
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import timm
+import torch
+import yaml
+from safetensors import SafetensorError
+from timm.models import _hub
+
+from aaconv import cli, recipes
+from aaconv.export import hub
+from aaconv.recipes.recipe import Evidence
+from aaconv.runs import load
+from aaconv.runs.load import load_model
+from aaconv.runs.run_folder import read_metrics
+from support.tiny_runs import TINY, train_tiny
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    return train_tiny(tmp_path_factory.mktemp("runs") / "tiny", "demo-aa", ema=0.5)
+
+
+@pytest.fixture(scope="module")
+def saved(run, tmp_path_factory):
+    return hub.save(run, tmp_path_factory.mktemp("hub") / "tiny-hub")
+
+
+def same_weights(model, other):
+    ours, theirs = model.state_dict(), other.state_dict()
+    assert list(ours) == list(theirs)
+    return all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_a_run_folder_is_a_model_of_timms(run):
+    model = timm.create_model(f"local-dir:{run}", pretrained=True)
+    assert same_weights(model, load_model(run, weights="last").model)
+
+
+def test_a_saved_folder_loads_back_to_the_bit(run, saved):
+    assert sorted(path.name for path in saved.iterdir()) == ["README.md", "config.json", "model.safetensors"]
+    model = timm.create_model(f"local-dir:{saved}", pretrained=True).eval()
+    loaded = load_model(run)
+    assert same_weights(model, loaded.model)
+    assert not same_weights(model, load_model(run, weights="last").model)  # the averaged ones are taken by default
+    x = torch.randn(2, 3, 32, 32)
+    assert torch.equal(model(x), loaded.model(x))
+    assert tuple(model.pretrained_cfg["mean"]) == loaded.mean
+    assert list(model.pretrained_cfg["input_size"]) == [3, 32, 32]
+
+
+def test_the_card_says_what_how_well_and_whom_to_cite(run, saved):
+    text = (saved / "README.md").read_text()
+    head, _, body = text.removeprefix("---\n").partition("---\n")
+    assert yaml.safe_load(head)["tags"] == ["image-classification", "timm", "aaconv"]
+    loaded = load_model(run)
+    assert f"{sum(p.numel() for p in loaded.model.parameters()):,}" in body
+    assert f"| top-1 | {loaded.metrics['top1']:.2f} | - |" in body
+    assert "@inproceedings{bello2019attention" in body
+    assert 'timm.create_model("local-dir:tiny-hub", pretrained=True)' in body
+    recipe = yaml.safe_load(re.search(r"```yaml\n(.*?)```", body, re.DOTALL)[1])
+    assert recipe["name"] == "demo-aa"
+    assert recipe["train_limit"] == TINY["train_limit"]
+
+
+def test_the_card_has_the_metrics_of_the_weights_it_is_about(run):
+    summary = load_model(run).metrics
+    best = next(row for row in read_metrics(run) if row["epoch"] == summary["best"]["epoch"])
+    loaded = replace(load_model(run), metrics=summary | {"top1": 1.25})
+    assert [load.measured(loaded, weights).metrics["top1"] for weights in (None, "ema")] == [1.25, 1.25]
+    assert load.measured(loaded, "best").metrics["top1"] == best["top1"] == summary["best"]["value"]
+    assert load.measured(loaded, "last").metrics is None  # the averaged ones were evaluated
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(run, tmp_path, monkeypatch, capsys):
+    def full(*arguments, **options):
+        raise SafetensorError("I/O error: No space left on device (os error 28)")
+
+    monkeypatch.setattr(timm.models, "save_for_hf", full)
+    assert cli.main(["push", str(run), "--to", str(tmp_path / "out")]) == 2
+    assert capsys.readouterr().err.endswith("No space left on device (os error 28)\n")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_card_keeps_local_folders_private_and_knows_the_paper(run):
+    loaded = load_model(run)
+    recipe = replace(
+        loaded.recipe, data="folder//home/me/secret/birds", data_dir="/home/me", evidence=Evidence(1, "AA-Wide-ResNet"),
+        train_limit=None, eval_limit=None,
+    )  # fmt: skip
+    text = hub.card_text(replace(loaded, recipe=recipe), "me/birds")
+    assert "/home/me" not in text
+    assert "| top-1 | " in text
+    assert f"{recipes.paper_value(recipe, 'top-1'):.2f} |" in text
+    assert 'timm.create_model("hf-hub:me/birds"' in text
+
+
+class Api:
+    """The hub's client, as far as timm uses it."""
+
+    def __init__(self, **_):
+        self.repo_id = "me/tiny"
+
+    def create_repo(self, repository, *, private, exist_ok):
+        Api.created = (repository, private, exist_ok)
+        return self
+
+    def file_exists(self, **_):
+        return False
+
+    def upload_folder(self, *, repo_id, folder_path, commit_message, **_):
+        Api.uploaded = {path.name: path.read_bytes() for path in Path(folder_path).iterdir()}
+        return f"https://example.org/{repo_id}"
+
+
+def test_pushing_uploads_the_same_files(run, saved, monkeypatch, capsys):
+    monkeypatch.setattr(_hub, "HfApi", Api)
+    assert cli.main(["push", str(run), "me/tiny", "--private"]) == 0
+    assert capsys.readouterr().out == f"uploaded {run} to https://example.org/me/tiny\n"
+    assert Api.created == ("me/tiny", True, True)
+    assert Api.uploaded["model.safetensors"] == (saved / "model.safetensors").read_bytes()
+    assert Api.uploaded["config.json"] == (saved / "config.json").read_bytes()
+    assert b"# Model card for tiny" in Api.uploaded["README.md"]
+
+
+def test_no_network_is_one_line(run, monkeypatch, capsys):
+    class Offline(Api):
+        def create_repo(self, *_, **__):
+            raise ConnectionError("no route to the hub\nand many more lines")
+
+    monkeypatch.setattr(_hub, "HfApi", Offline)
+    assert cli.main(["push", str(run), "me/tiny"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "was not uploaded to me/tiny: no route to the hub; --to DIR" in error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["nothing", "me/tiny"], "nothing is no run folder"),
+        (["RUN", "tiny"], "must be owner/name"),
+        (["RUN"], "either a repository on the hub"),
+        (["RUN", "me/tiny", "--to", "x"], "either a repository on the hub"),
+        (["RUN", "--to", "full"], "full is there already"),
+        (["RUN", "--to", "no/such/folder"], "make it first"),
+        (["RUN", "--to", "full/file/x"], "full/file is a file, not a folder to write x in"),
+        (
+            ["RUN", "--to", "/proc/x"],
+            "/proc/x cannot be written: /proc takes no files; choose another place",
+        ),
+    ],
+)
+def test_what_is_wrong_is_one_line(arguments, hint, run, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "file").touch()
+    assert cli.main(["push", *(str(run) if word == "RUN" else word for word in arguments)]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert hint in error
+    assert [path.name for path in tmp_path.iterdir()] == ["full"]

@@ -1,0 +1,359 @@
+import copy
+import logging
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from aaconv import AAConv1d, AAConv2d, attend_2d, attention_channels
+from aaconv.layers import aaconv as layer_module
+from support.reference import direct_attention
+
+SMALL = {"num_heads": 4, "value_ratio": 0.25, "min_key_channels_per_head": 3}
+VARIANTS = {
+    "plain": {},
+    "strided": {"stride": 2},
+    "downsampled": {"downsample": True},
+    "strided and downsampled": {"stride": 2, "downsample": True},
+    "downsampled twice": {"downsample": 2},
+    "attention only": {"value_ratio": 1.0},
+    "per-head tables": {"share_heads": False},
+    "no position": {"position": "none"},
+    "sinusoidal": {"position": "sinusoidal"},
+    "coordconv": {"position": "coordconv"},
+    "attention bias": {"attention_bias": True},
+}
+
+
+def small(**options):
+    return AAConv2d(6, 16, **{"kernel_size": 3, **SMALL, **options})
+
+
+@pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
+def variant(request):
+    return request.param
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_the_layer_is_convolution_beside_attention(variant, backend):
+    """Every option, assembled by hand from torch functions and the loops of the reference, in float64."""
+    layer = small(**variant, backend=backend, size=(4, 4)).double()
+    x = torch.randn(2, 6, 5, 7, dtype=torch.float64, requires_grad=True)
+
+    seen = x
+    if variant.get("stride"):
+        seen = F.avg_pool2d(seen, 3, 2, 1, count_include_pad=False)
+    out_size = seen.shape[-2:]
+    for _ in range(variant.get("downsample", 0)):
+        seen = F.avg_pool2d(seen, 3, 2, 1, count_include_pad=False)
+    qkv = F.conv2d(layer.position.encode(seen), layer.qkv.weight, layer.qkv.bias).permute(0, 2, 3, 1)
+    tables = layer._tables(qkv)
+    attended = direct_attention(qkv, *tables, layer.num_heads, layer.key_channels).permute(0, 3, 1, 2)
+    attended = F.conv2d(attended, layer.project.weight, layer.project.bias)
+    if variant.get("downsample"):
+        attended = F.interpolate(attended, size=out_size, mode="bilinear")
+    expected = attended if layer.conv is None else torch.cat([layer.conv(x), attended], 1)
+
+    out = layer(x)
+    torch.testing.assert_close(out, expected)
+    leaves = [x, *layer.parameters()]
+    cotangent = torch.randn_like(out)
+    for got, want in zip(
+        torch.autograd.grad(out, leaves, cotangent), torch.autograd.grad(expected, leaves, cotangent), strict=True
+    ):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize(
+    "conv",
+    [
+        {"kernel_size": 1},
+        {"kernel_size": 1, "stride": 2},
+        {"kernel_size": 5, "stride": 3},
+        {"kernel_size": 3, "padding": 0},
+        {"kernel_size": 3, "padding": 2, "dilation": 2},
+        {"kernel_size": 3, "padding": 4},
+        {"kernel_size": 4, "padding": 1},
+        {"kernel_size": 4, "stride": 4, "padding": 0},
+        {"kernel_size": 2, "stride": 2, "padding": 0},
+        {"kernel_size": 6, "stride": 4, "padding": 1},
+        {"kernel_size": 2, "stride": 3, "padding": 0},
+        {"kernel_size": 2, "stride": 4, "padding": 1},
+        {"kernel_size": (1, 7), "stride": (1, 2), "padding": (0, 3)},
+        {"kernel_size": 3, "padding": "same"},
+        {"kernel_size": 3, "padding": "valid"},
+        {"kernel_size": 3, "groups": 2},
+        {"kernel_size": 3, "bias": False, "padding_mode": "reflect"},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize(("height", "width"), [(8, 8), (9, 7), (7, 12)])
+def test_the_output_has_the_shape_of_the_convolution(conv, height, width):
+    x = torch.randn(2, 6, height, width)
+    layer = small(**conv)
+    plain = nn.Conv2d(6, 16, **{"padding": conv["kernel_size"] // 2} if "padding" not in conv else {}, **conv)
+    out = layer(x)
+    assert out.shape == plain(x).shape
+    assert tuple(out.shape[-2:]) == layer.output_size(height, width)
+    assert layer.attention_size(height, width) == layer.size
+
+
+@pytest.mark.parametrize(("height", "width"), [(1, 1), (1, 6), (2, 1), (3, 5)])
+@pytest.mark.parametrize("batch", [0, 1, 3])
+def test_tiny_maps_and_empty_batches(variant, batch, height, width):
+    layer = small(**variant)
+    out = layer(torch.randn(batch, 6, height, width))
+    stride = variant.get("stride", 1)
+    assert out.shape == (batch, 16, -(-height // stride), -(-width // stride))
+    out.sum().backward()
+    assert all(parameter.grad is not None for parameter in layer.parameters())
+
+
+def test_strided_attention_is_centred_where_the_convolution_is():
+    """An average over the window of the output pixel: moving the input by the stride moves the output by one pixel."""
+    layer = small(kernel_size=3, stride=2, padding=0, position="none")
+    x = torch.randn(1, 6, 9, 9)
+    pooled, _ = layer._pool_to_output(x)
+    torch.testing.assert_close(pooled[..., 1, 1], x[..., 2:5, 2:5].mean((-1, -2)))
+
+
+@pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (4, 4, 0), (4, 2, 1)])
+def test_an_even_kernel_averages_the_pixels_of_its_stride(kernel, stride, padding):
+    layer = small(kernel_size=kernel, stride=stride, padding=padding)
+    x = torch.randn(1, 6, 8, 12)
+    pooled, _ = layer._pool_to_output(x)
+    torch.testing.assert_close(pooled, F.avg_pool2d(x, stride))
+
+
+def test_names_of_parameters_are_part_of_the_interface():
+    names = {name for name, _ in small(size=5, attention_bias=True).named_parameters()}
+    assert names == {
+        "rel_h",
+        "rel_w",
+        *(f"{part}.{kind}" for part in ("conv", "qkv", "project") for kind in ("weight", "bias")),
+    }
+    assert small(value_ratio=1.0).conv is None
+
+
+def test_parameters_are_those_of_the_paper():
+    """F_in (2 dk + dv) + dv dv + (2(H + W) - 2) dk / N_h, and what is left of the convolution."""
+    layer = AAConv2d(128, 128, 3, bias=False, size=(14, 14))
+    assert (layer.key_channels, layer.value_channels) == (160, 8)
+    attention = sum(p.numel() for n, p in layer.named_parameters() if not n.startswith("conv"))
+    assert attention == 43_128
+
+
+@pytest.mark.parametrize(
+    ("out_channels", "options", "expected"),
+    [
+        (128, {}, (160, 8)),
+        (256, {}, (160, 24)),
+        (512, {}, (160, 48)),
+        (64, {"key_ratio": 0.25, "value_ratio": 0.25}, (160, 16)),
+        (640, {}, (160, 64)),
+        (100, {"key_ratio": 0.29, "value_ratio": 0.29, "num_heads": 1, "min_key_channels_per_head": 0}, (29, 29)),
+        (32, {"min_value_channels_per_head": 1}, (160, 8)),
+    ],
+)
+def test_rounding(out_channels, options, expected):
+    assert attention_channels(out_channels, **{"num_heads": 8, **options}) == expected
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_heads": 0}, "num_heads must be at least 1, got num_heads=0"),
+        ({"key_channels": 100}, "divisible by num_heads, got key_channels=100, num_heads=8; try 104"),
+        ({"value_channels": 12}, "divisible by num_heads, got value_channels=12, num_heads=8; try 16"),
+        ({"value_channels": 72}, "value_channels=72 is more than out_channels=64"),
+        ({"value_ratio": 1.2}, "value_channels=72 is more than out_channels=64"),
+        ({"value_ratio": 0.1}, "would be empty: value_channels=0 .*try value_channels=8, fewer heads"),
+        ({"value_channels": 72, "num_heads": 72}, "is more than out_channels=64.*at most num_heads=64"),
+        ({"value_channels": 0}, "would be empty"),
+        ({"value_channels": 16, "value_ratio": 0.5}, "value_channels=16 contradicts value_ratio=0.5, which gives 32"),
+        ({"key_channels": 8, "key_ratio": 0.5}, "key_channels=8 contradicts key_ratio=0.5, which gives 160"),
+        ({"key_ratio": -0.1}, "key_ratio must not be negative"),
+        ({"value_ratio": 0.25, "groups": 32}, "divisible by groups=32; try value_channels=32"),
+        ({"groups": 0}, "groups must divide out_channels, got groups=0, out_channels=64"),
+        ({"position": "absolute"}, "position must be one of"),
+        ({"downsample": -1}, "downsample must be"),
+        ({"init": "zeros"}, "init must be"),
+        ({"backend": "flash"}, "backend must be one of"),
+        ({"size": (0, 4)}, r"size must be an int or 2 of them, at least 1, got size=\(0, 4\)"),
+        ({"size": (1, 2, 3)}, r"size must be an int or 2 of them, at least 1, got size=\(1, 2, 3\)"),
+        ({"stride": 0, "value_ratio": 1.0}, "stride must be .* at least 1, got stride=0"),
+        ({"kernel_size": 3.0}, "kernel_size must be an int or 2 of them, at least 1, got kernel_size=3.0"),
+        ({"padding": "full", "value_ratio": 1.0}, "padding must be .*'same' or 'valid', got padding='full'"),
+    ],
+)
+def test_bad_options_are_named_with_a_way_out(options, message):
+    with pytest.raises(ValueError, match=message):
+        AAConv2d(64, 64, **{"kernel_size": 3, "value_ratio": None if "value_channels" in options else 0.25, **options})
+
+
+def test_bad_input_is_named():
+    with pytest.raises(ValueError, match=r"expected input \[batch, 6, height, width\], got shape \[1, 5, 4, 4\]"):
+        small(size=4)(torch.zeros(1, 5, 4, 4))
+    with pytest.raises(ValueError, match=r"expected input \[batch, 6, length\]"):
+        AAConv1d(6, 16, 3, **SMALL, size=4)(torch.zeros(6, 4))
+    with pytest.raises(ValueError, match=r"an input of shape \[1, 6, 3, 9\] is too small for kernel_size=\(5, 5\)"):
+        small(size=4, kernel_size=5, padding=0)(torch.zeros(1, 6, 3, 9))
+    with pytest.raises(ValueError, match=r"expected input \[batch, 6, height, width\], got shape \[6, 4, 4\]"):
+        small(size=4).attention_maps(torch.zeros(6, 4, 4))
+
+
+def test_a_bad_input_makes_no_tables():
+    layer = small()
+    with pytest.raises(ValueError, match="expected input"):
+        layer(torch.zeros(1, 5, 9, 9))
+    layer(torch.zeros(1, 6, 4, 7))
+    assert layer.size == (4, 7)
+
+
+def test_tables_made_in_inference_mode_can_be_trained():
+    layer = small()
+    with torch.inference_mode():
+        layer(torch.zeros(1, 6, 4, 7))
+    assert layer.rel_w.requires_grad
+    assert not layer.rel_w.is_inference()
+
+
+def test_consistent_ratio_and_channels_may_both_be_given():
+    assert (
+        AAConv2d(64, 64, 3, value_channels=16, value_ratio=0.25, key_channels=160, key_ratio=0.2).value_channels == 16
+    )
+
+
+def test_lazy_tables_take_the_size_of_the_first_map(variant):
+    layer = small(**variant)
+    x = torch.randn(1, 6, 9, 5)
+    has_tables = variant.get("position", "relative") == "relative"
+    assert layer.size is None
+    layer(x)
+    assert type(layer) is AAConv2d
+    assert layer.size == (layer.attention_size(9, 5) if has_tables else None)
+
+
+def test_lazy_layer_copies_saves_and_loads():
+    lazy = small()
+    assert copy.deepcopy(lazy).size is None
+    saved = lazy.state_dict()
+    small().load_state_dict(saved)
+    made = copy.deepcopy(lazy)
+    made(torch.randn(1, 6, 4, 7))
+    lazy.load_state_dict(made.state_dict())
+    assert lazy.size == (4, 7)
+    x = torch.randn(2, 6, 4, 7)
+    assert torch.equal(lazy(x), made(x))
+    assert type(lazy) is AAConv2d
+
+
+def test_attention_maps_of_a_lazy_layer():
+    layer = small(stride=2)
+    x = torch.randn(2, 6, 6, 10)
+    maps = layer.attention_maps(x)
+    assert maps.shape == (2, 4, 15, 15)
+    torch.testing.assert_close(maps.sum(-1), torch.ones(2, 4, 15))
+    assert layer.size == (3, 5)
+
+
+def test_attention_maps_are_those_of_the_forward():
+    layer = AAConv2d(6, 16, 3, **SMALL, size=4)
+    x = torch.randn(2, 6, 4, 4)
+    qkv = layer.qkv(x)
+    values = qkv[:, 2 * layer.key_channels :].unflatten(1, (4, -1)).flatten(3)
+    attended = torch.einsum("bnij,bndj->bndi", layer.attention_maps(x), values)
+    torch.testing.assert_close(layer.project(attended.flatten(1, 2).unflatten(-1, (4, 4))), layer(x)[:, 12:])
+
+
+def test_smaller_maps_are_exact_and_larger_ones_change_no_parameter():
+    large, x = small(size=(9, 9)).double(), torch.randn(1, 6, 5, 7).double()
+    exact = small(size=(5, 7)).double()
+    state = large.state_dict()
+    state["rel_h"], state["rel_w"] = state["rel_h"][4:13], state["rel_w"][2:15]
+    exact.load_state_dict(state)
+    assert torch.equal(large(x), exact(x))
+    before = {name: value.clone() for name, value in large.state_dict().items()}
+    large(torch.randn(1, 6, 20, 13).double())
+    assert all(torch.equal(value, large.state_dict()[name]) for name, value in before.items())
+
+
+def test_a_checkpoint_of_another_size_is_resized_and_said_once(caplog, monkeypatch):
+    monkeypatch.setattr(layer_module, "_told_resizes", set())
+    trained = nn.Sequential(small(size=(7, 7)), AAConv2d(16, 16, 3, **SMALL, size=(7, 7)))
+    larger = nn.Sequential(small(size=(14, 14)), AAConv2d(16, 16, 3, **SMALL, size=(14, 14)))
+    with caplog.at_level(logging.WARNING, logger="aaconv"):
+        larger.load_state_dict(trained.state_dict())
+    assert larger[0].size == (14, 14)
+    assert [r.getMessage() for r in caplog.records] == [
+        "relative tables for maps of 7 pixels resized to 14 (first: 0.rel_h)"
+    ]
+    # Back in the small size the ends, the middle and everything that is no table are the trained ones.
+    torch.testing.assert_close(larger[1].rel_w[[0, 13, -1]], trained[1].rel_w[[0, 6, -1]])
+    assert torch.equal(larger[0].conv.weight, trained[0].conv.weight)
+    smaller = small(size=(3, 3))
+    smaller.load_state_dict(trained[0].state_dict())
+    assert torch.equal(smaller.rel_h, trained[0].rel_h[4:9])
+
+
+def test_a_checkpoint_with_other_heads_is_refused():
+    with pytest.raises(RuntimeError, match="size mismatch"):
+        small(size=4).load_state_dict(small(size=4, share_heads=False).state_dict())
+
+
+def test_initialisation_of_the_tables():
+    scaled = AAConv2d(64, 64, 1, size=200, value_ratio=0.25)
+    assert scaled.rel_h.mean().abs() < 0.02
+    assert scaled.rel_h.std().item() == pytest.approx(20**-0.5, rel=0.1)
+    literal = AAConv2d(64, 64, 1, size=200, value_ratio=0.25, init="literal")
+    assert literal.rel_h.mean().item() == pytest.approx(20**-0.5, rel=0.3)
+    assert literal.rel_h.std().item() == pytest.approx(1, rel=0.1)
+    before = scaled.rel_h.clone()
+    scaled.reset_parameters()
+    assert not torch.equal(before, scaled.rel_h)
+
+
+@pytest.mark.parametrize("drawn_again", [False, True])
+def test_logits_that_begin_with_a_deviation_of_one(drawn_again):
+    torch.manual_seed(0)
+    layer = AAConv2d(64, 64, 1, size=12, value_ratio=0.25, init="unit")
+    if drawn_again:
+        layer.reset_parameters()
+    qkv = layer.qkv(torch.randn(8, 64, 12, 12).relu()).detach().permute(0, 2, 3, 1)
+    q, k = (part.unflatten(-1, (8, 20)) for part in qkv[..., :320].split(160, -1))
+    content = torch.einsum("byxhd,bvuhd->bhyxvu", q, k) / 20**0.5
+    rows = torch.einsum("byxhd,rd->bhyxr", q, layer.rel_h) / 20**0.5
+    columns = torch.einsum("byxhd,rd->bhyxr", q, layer.rel_w) / 20**0.5
+    for part in (content, rows, columns):
+        assert part.std().item() == pytest.approx(1, rel=0.35)
+    assert layer.qkv.weight[320:].std().item() == pytest.approx((1 / 3 / 64) ** 0.5, rel=0.2)  # values as usual
+
+
+@pytest.mark.parametrize("position", ["relative", "none", "sinusoidal", "coordconv"])
+def test_the_sequence_form_is_the_map_form_of_one_row(position):
+    sequence = AAConv1d(6, 16, 5, stride=2, **SMALL, size=7, position=position)
+    flat = AAConv2d(6, 16, (1, 5), (1, 2), **SMALL, size=(1, 7), position=position)
+    state = sequence.state_dict()
+    state["conv.weight"] = state["conv.weight"].unsqueeze(2)
+    flat.load_state_dict(state, strict=position != "relative")
+    x = torch.randn(2, 6, 13)
+    torch.testing.assert_close(sequence(x), flat(x.unsqueeze(2)).squeeze(2))
+    assert sequence.attention_maps(x).shape == (2, 4, 7, 7)
+
+
+def test_lazy_sequence():
+    layer = AAConv1d(6, 16, 3, **SMALL, downsample=True)
+    out = layer(torch.randn(2, 6, 11))
+    assert out.shape == (2, 16, 11)
+    assert layer.size == (1, 6)
+    out.sum().backward()
+    assert all(p.grad is not None for p in layer.parameters())
+
+
+def test_qkv_is_read_in_the_order_the_operator_documents():
+    layer = small(size=3)
+    x = torch.randn(1, 6, 3, 3)
+    qkv = layer.qkv(x).permute(0, 2, 3, 1)
+    attended = attend_2d(qkv, layer.rel_h, layer.rel_w, num_heads=4, key_channels=layer.key_channels)
+    torch.testing.assert_close(layer(x)[:, 12:], layer.project(attended.permute(0, 3, 1, 2)))

@@ -1,0 +1,256 @@
+import re
+
+import pytest
+import timm
+import torch
+import torchvision
+from torch import nn
+
+from aaconv import AAConv2d
+from aaconv.layers import augment
+
+# One network a family, the convolutions to take, and the input it sees.
+FAMILIES = {
+    "timm resnet": (lambda: timm.create_model("resnet18"), "layer[34].*.conv1", 64),
+    "timm regnet": (lambda: timm.create_model("regnetx_002"), re.compile(r"s[34]\..*conv3\.conv"), 64),
+    "timm efficientnet with tf padding": (
+        lambda: timm.create_model("tf_efficientnet_b0"),
+        lambda name, conv: name.endswith("conv_pw") and conv.out_channels >= 240,
+        96,
+    ),
+    "timm mobilenet": (lambda: timm.create_model("mobilenetv3_small_050"), ["conv_head"], 64),
+    "timm convnext downsampling": (lambda: timm.create_model("convnext_atto"), "stages.*.downsample.1", 64),
+    "timm weight standardised resnet": (lambda: timm.create_model("resnetv2_50d_gn"), "stages.3.blocks.*.conv2", 64),
+    "torchvision vgg": (lambda: torchvision.models.vgg11(num_classes=10), "features.1[68]", 64),
+    "torchvision densenet": (lambda: torchvision.models.densenet121(), "features.denseblock4.*.conv1", 64),
+    "torchvision resnext": (lambda: torchvision.models.resnext50_32x4d(), "layer4.*.conv1", 64),
+    "torchvision shufflenet": (lambda: torchvision.models.shufflenet_v2_x0_5(), "conv5.0", 64),
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_families_of_timm_and_torchvision(family):
+    build, where, size = FAMILIES[family]
+    model = build()
+    total = sum(p.numel() for p in model.parameters())
+    augmented, report = augment(model, size, where=where, num_heads=4, value_ratio=0.125)
+    assert augmented is model
+    layers = {name: m for name, m in model.named_modules() if isinstance(m, AAConv2d)}
+    assert [row.name for row in report.replacements] == list(layers)
+    assert len(layers) >= 1
+    after = sum(p.numel() for p in model.parameters())
+    assert after - total == report.parameters_after - report.parameters_before
+    for shape in [(2, 3, size, size), (2, 3, size + 32, size)]:
+        model(torch.randn(shape)).square().mean().backward()
+    for name, layer in layers.items():
+        assert all(p.grad is not None and p.grad.isfinite().all() for p in layer.parameters()), name
+
+
+def test_the_remaining_channels_keep_their_weights():
+    model = timm.create_model("resnet18").eval()
+    x = torch.randn(1, 64, 8, 8)
+    before = model.layer1[0].conv1(x)
+    augment(model, 64, where="layer1.0.conv1", value_ratio=0.25)
+    layer = model.layer1[0].conv1
+    assert torch.equal(layer(x)[:, :48], before[:, :48])
+    assert not layer.training
+
+
+def test_tables_are_made_for_the_maps_of_the_dry_run():
+    model = timm.create_model("resnet50")
+    _, report = augment(model, (224, 160), where="layer[234].*.conv2", downsample=lambda name, conv, size: size[0] > 14)
+    assert [row.attention_size for row in report.replacements] == [(14, 10)] * 10 + [(7, 5)] * 3
+    assert model.layer2[0].conv2.size == (14, 10)
+    assert model.layer2[0].conv2.downsample
+    assert not model.layer3[0].conv2.downsample
+
+
+def test_the_dry_run_leaves_no_trace():
+    model = timm.create_model("resnet18").train()
+    model.layer1.eval()
+    buffers = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    augment(model, 64, where="layer4.*.conv2")
+    assert model.training
+    assert not model.layer1[0].conv1.training
+    assert model.layer4[0].conv2.training
+    for name, buffer in model.named_buffers():
+        assert torch.equal(buffer, buffers[name])
+        assert not isinstance(buffer, torch._subclasses.FakeTensor)
+
+
+def test_large_examples_cost_nothing():
+    """A dry run at 16384 x 16384 would need 64 GB for the first map alone."""
+    model = timm.create_model("resnet18")
+    _, report = augment(model, 16384, where="layer4.1.conv2", value_ratio=0.25)
+    assert report.replacements[0].size == (512, 512)
+
+
+def test_meta_models_stay_on_meta():
+    with torch.device("meta"):
+        model = timm.create_model("resnet18")
+    augment(model, 64, where="layer4.*.conv1")
+    assert all(p.is_meta for p in model.parameters())
+
+
+def test_shared_convolutions_are_replaced_together():
+    conv = nn.Conv2d(16, 16, 3, padding=1)
+    model = nn.Sequential(conv, nn.AvgPool2d(2), conv)
+    _, report = augment(model, (8, 6), where="0", num_heads=2, value_ratio=0.25)
+    assert model[0] is model[2]
+    assert isinstance(model[0], AAConv2d)
+    assert model[0].size == (8, 6)
+    assert len(report.replacements) == 1
+    model(torch.randn(1, 16, 8, 6))
+
+
+def test_a_convolution_alone_is_returned_augmented():
+    layer, _ = augment(nn.Conv2d(8, 16, 3, padding=1), (5, 5), where="*", num_heads=1)
+    assert isinstance(layer, AAConv2d)
+    assert layer.size == (5, 5)
+
+
+def test_what_is_augmented_already_stays():
+    model = timm.create_model("resnet18")
+    augment(model, 64, where="layer4.0.conv1")
+    first = model.layer4[0].conv1
+    augment(model, 64, where="layer4.*")
+    assert model.layer4[0].conv1 is first
+    assert isinstance(model.layer4[1].conv2, AAConv2d)
+
+
+def test_depthwise_and_grouped_convolutions_are_refused_unless_asked_for():
+    model = torchvision.models.resnext50_32x4d()
+    with pytest.raises(ValueError, match=r"layer4.0.conv2 is a grouped convolution \(groups=32\).*grouped=True"):
+        augment(model, 64, where="layer4.*.conv2")
+    original = model.layer4[0].conv2
+    augment(model, 64, where="layer4.*.conv2", grouped=True, value_channels=256)
+    layer = model.layer4[0].conv2
+    assert layer.conv.groups == 32
+    # 32 groups of 32 channels, of which the first 24 stay
+    assert torch.equal(layer.conv.weight, original.weight.view(32, 32, -1, 3, 3)[:, :24].flatten(0, 1))
+    model(torch.randn(2, 3, 64, 64)).sum().backward()
+
+    mobile = timm.create_model("mobilenetv3_small_050")
+    with pytest.raises(ValueError, match="is a depthwise convolution"):
+        augment(mobile, 64, where="*.conv_dw")
+
+
+def test_an_error_leaves_the_model_as_it_was():
+    model = timm.create_model("resnet18")
+    with pytest.raises(ValueError, match=r"layer4.1.conv2: value_channels=1000 is more than out_channels=512"):
+        augment(model, 64, where=["layer4.1.conv2"], value_channels=1000)
+    assert not any(isinstance(m, AAConv2d) for m in model.modules())
+
+
+@pytest.mark.parametrize(
+    ("where", "example", "message"),
+    [
+        ("layer9.*", 64, r"where='layer9.\*' matches none of the 20 convolutions, such as conv1"),
+        (["layer4.1.conv3"], 64, "where names 'layer4.1.conv3', which is no convolution of the model; nearest: layer4"),
+        ("layer4.*", (1, 2, 3, 4, 5), "example must be"),
+        ("layer4.*", 64.0, "example must be .*got 64.0"),
+        (3, 64, "where must be a glob, a regular expression, names or a callable, got where=3"),
+        ("layer4.*", (5, 64, 64), r"the dry run with an input of shape \[1, 5, 64, 64\] failed"),
+    ],
+)
+def test_bad_arguments_are_named(where, example, message):
+    with pytest.raises(ValueError, match=message):
+        augment(timm.create_model("resnet18"), example, where=where)
+
+
+def test_a_convolution_that_never_runs_is_named():
+    class Unused(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.used, self.unused = nn.Conv2d(8, 8, 1), nn.Conv2d(8, 8, 1)
+
+        def forward(self, x):
+            return self.used(x)
+
+    with pytest.raises(ValueError, match="unused did not run in the dry run"):
+        augment(Unused(), 4, where="*", num_heads=1)
+
+
+def test_the_report_reads_as_a_table():
+    model = timm.create_model("resnet18")
+    _, report = augment(model, 64, where="layer4.*.conv1")
+    lines = str(report).splitlines()
+    assert lines[0].split() == ["layer", "map", "attends", "at", "dk", "dv", "parameters", "augmented"]
+    assert lines[1].split()[:4] == ["layer4.0.conv1", "2", "x", "2"]
+    assert lines[-1].startswith("in all")
+    assert f"{report.parameters_after:,}" in lines[-1]
+
+
+class Stack(nn.Module):
+    """Two convolutions, the second one given, called in an uncommon way."""
+
+    def __init__(self, conv):
+        super().__init__()
+        self.stem, self.conv, self.shift = nn.Conv2d(3, 16, 1), conv, None
+
+    def forward(self, x, y=None):
+        if x.shape[-1] != 8:
+            raise AssertionError
+        if self.shift is None:
+            self.shift = torch.arange(8, device=x.device).to(x.dtype)
+        x = self.stem(x + self.shift)
+        return self.conv(input=x if y is None else x + y)
+
+
+FEW = {"where": "conv", "num_heads": 2, "value_ratio": 0.25}
+
+
+def test_what_a_forward_keeps_is_not_kept_of_the_dry_run():
+    model, _ = augment(Stack(nn.Conv2d(16, 16, 3)), 8, **FEW)
+    assert model.shift is None
+    assert model.conv.size == (6, 6)
+
+
+def test_a_forward_with_several_inputs_takes_several_examples():
+    inputs = torch.randn(2, 3, 6, 8), torch.randn(2, 16, 6, 8)
+    model, report = augment(Stack(nn.Conv2d(16, 16, 3, padding=1)), inputs, **FEW)
+    assert report.replacements[0].size == (6, 8)
+    assert model(*inputs).shape == (2, 16, 6, 8)
+
+
+def test_a_dry_run_that_fails_without_words_names_the_error():
+    with pytest.raises(ValueError, match=r"input of shape \[1, 3, 9, 9\] failed: AssertionError"):
+        augment(Stack(nn.Conv2d(16, 16, 3)), 9, **FEW)
+
+
+def test_a_convolution_with_state_of_its_own_keeps_the_part_of_its_channels():
+    class Quantised(nn.Conv2d):
+        def __init__(self, *args):
+            super().__init__(*args)
+            self.temperature = nn.Parameter(torch.ones(()))
+            self.register_buffer("scale", torch.rand(self.out_channels))
+
+        def forward(self, input):
+            return super().forward(input) * self.scale[:, None, None] * self.temperature
+
+    conv, x = Quantised(16, 16, 3), torch.randn(2, 16, 8, 8)
+    model, _ = augment(Stack(conv), 8, **FEW)
+    torch.testing.assert_close(model.conv(x)[:, :12], conv(x)[:, :12])
+
+
+@pytest.mark.parametrize(
+    "wrap",
+    [nn.utils.parametrizations.weight_norm, nn.utils.parametrizations.spectral_norm, nn.utils.spectral_norm],
+    ids=["weight_norm", "spectral_norm", "older spectral_norm"],
+)
+def test_computed_weights_are_refused_with_a_way_out(wrap):
+    with pytest.raises(ValueError, match="conv: the convolution computes its weight from other parameters"):
+        augment(Stack(wrap(nn.Conv2d(16, 16, 3))), 8, **FEW)
+
+
+def test_lazy_parameters_are_refused_with_a_way_out():
+    with pytest.raises(ValueError, match=r"conv.weight is lazy.*run the model once before"):
+        augment(Stack(nn.LazyConv2d(16, 3)), 8, **FEW)
+
+
+def test_other_convolutions_are_left_alone():
+    model = nn.Sequential(nn.Conv2d(3, 16, 1), nn.ConvTranspose2d(16, 16, 2, 2), nn.Flatten(2), nn.Conv1d(16, 16, 1))
+    augment(model, 8, where="*", num_heads=2, value_ratio=0.25)
+    assert [type(m) for m in model] == [AAConv2d, nn.ConvTranspose2d, nn.Flatten, nn.Conv1d]
+    with pytest.raises(ValueError, match="the model has no Conv2d"):
+        augment(model[1:], 8, where="*")
