@@ -288,6 +288,32 @@ def test_operator_is_registered_correctly(tables):
 
 
 @interpreted
+@pytest.mark.parametrize("tables", ["shared", "per head", "none"])
+def test_the_operator_and_the_direct_way_to_the_kernels_agree(tables, monkeypatch):
+    inputs = random_inputs(2, 3, 5, 2, 20, 6, tables)
+    directly = output_and_gradients(triton_backend.attend, inputs, torch.float32, 2, 20)
+    monkeypatch.setattr(triton_backend, "someone_looks_on", lambda *tensors: True)
+    dispatched = output_and_gradients(triton_backend.attend, inputs, torch.float32, 2, 20)
+    assert all(torch.equal(one, other) for one, other in zip(directly, dispatched, strict=True))
+
+
+@interpreted
+@pytest.mark.parametrize("dispatched", [False, True])
+@pytest.mark.parametrize("tables", ["shared", "none"])
+def test_gradients_can_be_differentiated_again(tables, dispatched, monkeypatch):
+    monkeypatch.setattr(triton_backend, "someone_looks_on", lambda *tensors: dispatched)
+    inputs = [t for t in random_inputs(1, 3, 4, 2, 5, 3, tables)[:3] if t is not None]
+    second = []
+    for attend in (triton_backend.attend, eager.attend):
+        leaves = [t.float().requires_grad_() for t in inputs]
+        out = attend(*(leaves if len(leaves) == 3 else (leaves[0], None, None)), num_heads=2, key_channels=10)
+        first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
+        second.append(torch.autograd.grad(sum(one.square().sum() for one in first), leaves))
+    for ours, theirs in zip(*second, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-4)
+
+
+@interpreted
 def test_compiles_in_one_graph():
     @torch.compile(fullgraph=True, backend="aot_eager")
     def compiled(qkv, rel_h, rel_w, *, num_heads, key_channels):

@@ -11,7 +11,7 @@ triton = pytest.importorskip("triton", reason="triton is not installed")
 from triton.backends.compiler import GPUTarget  # noqa: E402
 from triton.compiler import ASTSource  # noqa: E402
 
-from aaconv.attention import triton_backend, triton_plan, triton_tiles  # noqa: E402
+from aaconv.attention import triton_backend, triton_launch, triton_plan, triton_tiles  # noqa: E402
 from aaconv.attention.triton_plan import launches_overlap  # noqa: E402  the one that the fixture does not replace
 
 POINTERS = dict.fromkeys(("lse", "grad_tables", "rel_h", "rel_w"), "*fp32")
@@ -257,7 +257,7 @@ def test_programs_that_pack_few_lines_take_more_rows_of_keys(shape, lines):
     ],
 )
 def test_heads_of_a_launch_fill_the_gpu(heads, most, programs, chosen):
-    assert triton_plan.heads_at_a_time(heads, most, programs) == chosen
+    assert triton_plan.heads_at_a_time(heads, most, programs, 528) == chosen
 
 
 @pytest.mark.parametrize(
@@ -297,10 +297,11 @@ def test_a_second_launch_goes_straight_to_the_compiled_kernel(monkeypatch):
 
     monkeypatch.setattr(triton_kernels, "attend_forward", Kernel())
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(triton_launch, "INTERPRETED", False)
     chosen = triton_plan.Plan(*PLAN, full_precision=True, backward=False)
     tensors = torch.zeros(64), torch.zeros(64)
     for first, heads, some in [(0, 4, tensors), (4, 4, tensors), (8, 2, tensors), (0, 4, (tensors[0][1:], tensors[1]))]:
-        chosen.launch("attend_forward", heads, *some, first)
+        chosen.launch("attend_forward", heads, first, *some)
     tiles = chosen.programs("attend_forward")
     first, second, fewer, shifted = calls
     assert first[0] == second[0] == shifted[0] == (4 * tiles, 1, 1)

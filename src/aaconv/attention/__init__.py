@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from . import eager, sdpa, triton_backend
+from .torch_state import someone_looks_on
 
 BACKENDS = {"triton": triton_backend, "sdpa": sdpa, "eager": eager}
 """Every backend by name, fastest first: a module with why_not(...) and attend(...)."""
@@ -16,6 +17,8 @@ BACKENDS = {"triton": triton_backend, "sdpa": sdpa, "eager": eager}
 _log = logging.getLogger("aaconv")
 _default_backend = os.environ.get("AACONV_BACKEND") or None  # a wrong one is named where it is used, not at the import
 _told: set[str] = set()
+_checked: dict[tuple, str] = {}
+"""Kinds of calls that were found right, with the backend that they take."""
 
 
 def attend_2d(
@@ -40,10 +43,15 @@ def attend_2d(
     backend: "triton", "sdpa", "eager", or None for the fastest that can run here (see set_default_backend). A named
     backend that cannot run raises ValueError with the reason.
     """
-    _check(qkv, rel_h, rel_w, num_heads, key_channels)
-    arguments = {"num_heads": num_heads, "key_channels": key_channels}
-    chosen = choose_backend(qkv, rel_h, rel_w, **arguments, backend=backend)
-    return BACKENDS[chosen].attend(qkv, rel_h, rel_w, **arguments)
+    sizes = {"num_heads": num_heads, "key_channels": key_channels}
+    kind = _kind_of_call(qkv, rel_h, rel_w, num_heads, key_channels, backend)
+    chosen = _checked.get(kind) if kind is not None else None
+    if chosen is None:
+        _check(qkv, rel_h, rel_w, num_heads, key_channels)
+        chosen = choose_backend(qkv, rel_h, rel_w, **sizes, backend=backend)
+        if kind is not None:
+            _checked[kind] = chosen
+    return BACKENDS[chosen].attend(qkv, rel_h, rel_w, **sizes)
 
 
 def attention_maps(
@@ -113,6 +121,17 @@ def default_backend(name: str | None) -> Iterator[None]:
         yield
     finally:
         _default_backend = before
+
+
+def _kind_of_call(
+    qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, num_heads: int, key_channels: int, backend: str | None
+) -> tuple | None:
+    """What the checks and the choice of a backend depend on. To look them up takes a tenth of doing them again; None
+    where sizes may be symbols."""
+    if someone_looks_on(qkv, rel_h, rel_w):
+        return None
+    tables = None if rel_h is None else rel_h.shape, None if rel_w is None else rel_w.shape
+    return qkv.shape, qkv.dtype, qkv.device, *tables, num_heads, key_channels, backend, _default_backend
 
 
 def _tell_once(name: str, reason: str) -> None:

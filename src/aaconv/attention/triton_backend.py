@@ -12,7 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from .triton_plan import GROUP, INTERPRETED, Plan, ceil_div, key_parts, padded, plan_for, power_below
+from . import eager
+from .torch_state import someone_looks_on
+from .triton_launch import INTERPRETED, device_of
+from .triton_plan import GROUP, Plan, ceil_div, key_parts, padded, plan_for, power_below
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 MAX_DEPTH = 128
@@ -59,7 +62,13 @@ def attend(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads
     """[batch, height, width, 2*dk + dv] -> [batch, height, width, dv]."""
     height, width = qkv.shape[1:3]
     # Three dimensions: torch's compiler takes a fourth for an image's and lays it out channels_last, with a copy.
-    out, _ = attend_forward(qkv.flatten(1, 2), rel_h, rel_w, height, num_heads, key_channels)
+    arguments = qkv.flatten(1, 2), rel_h, rel_w, height, num_heads, key_channels
+    if someone_looks_on(qkv, rel_h, rel_w):
+        out, _ = attend_forward(*arguments)
+    elif torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (qkv, rel_h, rel_w)):
+        out = _Attend.apply(*arguments)
+    else:
+        out, _ = _forward(*arguments)
     return out.unflatten(1, (height, width))
 
 
@@ -70,11 +79,11 @@ def _forward(
     -> the output [batch, pixels, dv] and the log-sum-exp [batch * heads, 2, pixels] in two parts."""
     out, lse = _empty_forward(qkv, num_heads, key_channels)
     plan, qkv, tables = _prepare(qkv, rel_h, rel_w, height, num_heads, key_channels)
-    operands = plan.new_buffers(qkv, plan.operand_sizes)
-    with torch.cuda.device_of(qkv):
+    operands = plan.buffers(qkv, plan.operand_sizes)
+    with device_of(qkv):
         for first, heads in plan.chunks():
-            plan.launch("pack", heads, qkv, *tables, *operands, lse, first)
-            plan.launch("attend_forward", heads, qkv, *operands, out, lse, first)
+            plan.launch("pack", heads, first, qkv, *tables, *operands, lse)
+            plan.launch("attend_forward", heads, first, qkv, *operands, out, lse)
     return out, lse
 
 
@@ -93,17 +102,16 @@ def _backward(
     grad_qkv, grad_tables = _empty_backward(qkv, rel_h, rel_w)
     plan, qkv, tables = _prepare(qkv, rel_h, rel_w, height, num_heads, key_channels, backward=True)
     grad_out = grad_out.contiguous()
-    operands = plan.new_buffers(qkv, plan.operand_sizes)
-    grads, grad_logits = plan.new_buffers(qkv, plan.gradient_sizes)
+    *operands, grads, grad_logits = plan.buffers(qkv, plan.operand_sizes + plan.gradient_sizes)
     partial = lse.new_empty((plan.batch, num_heads, plan.splits, plan.length, key_channels // num_heads))
-    with torch.cuda.device_of(qkv):
+    with device_of(qkv):
         for first, heads in plan.chunks():
-            plan.launch("pack", heads, qkv, *tables, *operands, lse, first)
-            arguments = qkv, *operands, out, lse, grad_out, grad_qkv, grads, grad_logits, first
-            plan.launch("attend_backward_queries", heads, *arguments)
-            plan.launch("attend_backward_keys", heads, qkv, *operands, lse, grad_qkv, grads, first)
+            plan.launch("pack", heads, first, qkv, *tables, *operands, lse)
+            tensors = qkv, *operands, out, lse, grad_out, grad_qkv, grads, grad_logits
+            plan.launch("attend_backward_queries", heads, first, *tensors)
+            plan.launch("attend_backward_keys", heads, first, qkv, *operands, lse, grad_qkv, grads)
             if plan.length:
-                plan.launch("relative_backward", heads, qkv, *tables, grad_qkv, partial, grad_logits, first)
+                plan.launch("relative_backward", heads, first, qkv, *tables, grad_qkv, partial, grad_logits)
     if rel_h is not None:
         rows = partial.flatten(0, 2)
         if rel_h.dim() == 3:
@@ -126,13 +134,13 @@ def _prepare(
     _, pixels, channels = qkv.shape
     if qkv.stride(2) != 1 or pixels * qkv.stride(1) + channels >= 2**31:  # inside an image the kernels count in int32
         qkv = qkv.contiguous()
-    full = torch.get_float32_matmul_precision() == "highest"
+    full = qkv.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
     if rel_h is None or rel_w is None:
         tables, dimensions = (qkv, qkv), 0
     else:
         tables, dimensions = (rel_h.contiguous(), rel_w.to(rel_h.dtype).contiguous()), rel_h.dim()
     kind = (tuple(qkv.shape), qkv.stride(), qkv.dtype, dimensions, tables[0].dtype, height, num_heads, key_channels)
-    return plan_for(*kind, full, backward), qkv, tables
+    return plan_for(*kind, full, backward, qkv.device.index if qkv.is_cuda else None), qkv, tables
 
 
 def _empty_forward(qkv: Tensor, num_heads: int, key_channels: int) -> tuple[Tensor, Tensor]:
@@ -164,14 +172,48 @@ def _save(ctx, inputs, output) -> None:
     ctx.save_for_backward(qkv, rel_h, rel_w, out, lse)
 
 
-def _gradients(ctx, grad_out: Tensor, _grad_lse: Tensor | None) -> tuple[Tensor | None, ...]:
-    qkv, rel_h, rel_w, out, lse = ctx.saved_tensors
-    grad_qkv, grad_tables = attend_backward(grad_out, qkv, rel_h, rel_w, out, lse, *ctx.sizes)
+def _gradients(ctx, grad_out: Tensor, _grad_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
+        return _differentiable_gradients(ctx, grad_out)
+    return _of_inputs(ctx, *attend_backward(grad_out, *ctx.saved_tensors, *ctx.sizes))
+
+
+def _differentiable_gradients(ctx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients that can be differentiated again, through the reference: the kernels have no second derivative."""
+    (qkv, rel_h, rel_w, *_), (height, num_heads, key_channels) = ctx.saved_tensors, ctx.sizes
+    inputs = (qkv, rel_h, rel_w)
+    wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
+    sizes = {"num_heads": num_heads, "key_channels": key_channels}
+    out = eager.attend(qkv.unflatten(1, (height, -1)), rel_h, rel_w, **sizes).flatten(1, 2)
+    grads = iter(torch.autograd.grad(out, wanted, grad_out, create_graph=True))
+    of_inputs = (next(grads) if any(tensor is one for one in wanted) else None for tensor in inputs)
+    return *of_inputs, None, None, None
+
+
+def _of_inputs(ctx, grad_qkv: Tensor, grad_tables: Tensor) -> tuple[Tensor | None, ...]:
+    """What a backward returns for the inputs of the forward."""
+    _, rel_h, rel_w, *_ = ctx.saved_tensors
     if rel_h is None:
         return grad_qkv, None, None, None, None, None
     rows = rel_h.shape[-2]
     grad_h, grad_w = grad_tables[..., :rows, :].to(rel_h.dtype), grad_tables[..., rows:, :].to(rel_w.dtype)
     return grad_qkv, grad_h, grad_w, None, None, None
+
+
+class _Attend(torch.autograd.Function):
+    """The operator without what torch wraps around one: the same kernels, and the same gradients."""
+
+    @staticmethod
+    def forward(ctx, *inputs) -> Tensor:
+        output = _forward(*inputs)
+        _save(ctx, inputs, output)
+        return output[0]
+
+    @staticmethod
+    def backward(ctx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph=True
+            return _differentiable_gradients(ctx, grad_out)
+        return _of_inputs(ctx, *_backward(grad_out, *ctx.saved_tensors, *ctx.sizes))
 
 
 # Not torch.library.custom_op: what that wraps around a call takes longer than the call.

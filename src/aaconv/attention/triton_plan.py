@@ -3,18 +3,18 @@
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from .triton_launch import INTERPRETED, Launcher, Piece, multiprocessors, pieces
 from .triton_tiles import SMALL_TABLE, TILES, Tile, Traits
 
-INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
-AT_A_TIME = 528
-"""Programs of two warps with all the registers there are that run beside each other: 4 on each of an H200's 132
-multiprocessors. One more takes as long as as many again."""
+ON_A_MULTIPROCESSOR = 4
+"""Programs of two warps with all the registers there are that run beside each other on one multiprocessor of any GPU
+since the A100: 528 on an H200. One more takes as long as as many again."""
 SCRATCH, SMALL_SCRATCH = 5.4, 2**27
 """Most the scratch may hold, in multiples of the input's bytes (a batch of 32 x 32 with heads of 20 goes at once), and
 the bytes it may hold in any case: a launch for a few heads would leave most of a GPU idle."""
@@ -42,10 +42,12 @@ class Plan:
         key_channels: int,
         full_precision: bool,
         backward: bool,
+        device: int | None = None,
     ) -> None:
         self.batch, self.pixels, channels = shape
         self.height, self.width = height, self.pixels // max(1, height)
         self.image_heads = self.batch * num_heads
+        at_a_time = ON_A_MULTIPROCESSOR * multiprocessors(device)
         self.length = 2 * (self.height + self.width) - 2 if table_dimensions else 0
         depth, value_depth = key_channels // num_heads, (channels - 2 * key_channels) // num_heads
         exact, scale = dtype == torch.float32, math.log2(math.e) / math.sqrt(depth)
@@ -92,7 +94,8 @@ class Plan:
         elements = math.prod(shape)
         room = max(int(SCRATCH * elements), SMALL_SCRATCH // dtype.itemsize)
         longest = self.programs("attend_backward_keys" if backward else "attend_forward")
-        self.heads_at_a_time = heads_at_a_time(self.image_heads, max(1, room // max(1, of_a_head)), longest)
+        fitting = max(1, room // max(1, of_a_head))
+        self.heads_at_a_time = heads_at_a_time(self.image_heads, fitting, longest, at_a_time)
         # Heads whose lines fill a tile of `pack`, all of one image and one launch.
         self.together = math.gcd(max(1, self.tile("pack").queries // line), mates, self.heads_at_a_time)
         # Where `pack` has fewer lines of queries than rows of keys, a program takes more of these, up to a tile: about
@@ -103,40 +106,33 @@ class Plan:
         # So do the partial sums of the tables' gradient: together they are at most twice as many numbers as the input.
         fitting = 2 * elements // max(1, self.image_heads * self.length * depth)
         steps = ceil_div(self.pixels, self.tile("relative_backward").queries)
-        beside = 2 * AT_A_TIME if self.traits.table <= SMALL_TABLE else AT_A_TIME
+        beside = 2 * at_a_time if self.traits.table <= SMALL_TABLE else at_a_time
         self.splits = splits_of_a_head(self.heads_at_a_time, min(ceil_div(self.pixels, 64), fitting), steps, beside)
         sizes["SPLITS"] = self.splits
         self.sum_in = two_steps(self.batch if table_dimensions == 3 else self.image_heads * self.splits)
-        self.launchers: dict[tuple, tuple[Callable, list[Any]]] = {}
+        self.launchers: dict[tuple[str, int], Launcher] = {}
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """(first, how many) of the image-heads of every launch."""
         for first in range(0, self.image_heads, self.heads_at_a_time):
             yield first, min(self.heads_at_a_time, self.image_heads - first)
 
-    def new_buffers(self, qkv: Tensor, sizes: tuple[int, ...]) -> tuple[Tensor, ...]:
-        return tuple(qkv.new_empty(self.heads_at_a_time * size) for size in sizes)
+    def buffers(self, qkv: Tensor, sizes: tuple[int, ...]) -> list[Piece]:
+        """Scratch for the heads of one launch, so many elements a head."""
+        return pieces(qkv, (self.heads_at_a_time * size for size in sizes))
 
-    def launch(self, name: str, heads: int, *arguments: Any) -> None:
-        """Run a kernel for so many of the image-heads."""
-        *tensors, first = arguments
-        # Triton compiles for the alignment of the pointers. Its own way to the compiled kernel looks at every argument
-        # again, and asks the driver about every tensor, but not about an address: both take longer than these kernels.
-        addresses = [tensor.data_ptr() for tensor in tensors]
-        aligned = [address % 16 == 0 for address in addresses]
-        key = (name, heads, None if INTERPRETED else torch.cuda.current_device(), *aligned)
-        if key in self.launchers:
-            launcher, constants = self.launchers[key]
-            launcher(*addresses, first, *constants)
-            return
+    def launch(self, name: str, heads: int, first: int, *tensors: Tensor | Piece) -> None:
+        """Run a kernel for so many of the image-heads, from the first on."""
+        if (name, heads) not in self.launchers:
+            self.launchers[name, heads] = self._launcher(name, heads)
+        self.launchers[name, heads](tensors, (first,))
+
+    def _launcher(self, name: str, heads: int) -> Launcher:
         from . import triton_kernels
 
-        at_once = self.together if name == "pack" else 1
-        kernel, grid = getattr(triton_kernels, name), (heads // at_once * self.programs(name), 1, 1)
-        chosen = self.launch_constants(name, kernel.arg_names)
-        compiled = kernel[grid](*arguments, **chosen)
-        if not INTERPRETED:
-            self.launchers[key] = compiled[grid], [chosen[name] for name in kernel.arg_names if name in chosen]
+        kernel, at_once = getattr(triton_kernels, name), self.together if name == "pack" else 1
+        programs = heads // at_once * self.programs(name)
+        return Launcher(kernel, programs, self.launch_constants(name, kernel.arg_names))
 
     def launch_constants(self, name: str, known: Iterable[str]) -> dict[str, Any]:
         """What a kernel is specialised by, of the names it knows, and triton's options."""
@@ -196,12 +192,13 @@ def launches_overlap() -> bool:
 plan_for = functools.lru_cache(maxsize=1024)(Plan)
 
 
-def heads_at_a_time(heads: int, most: int, programs: int) -> int:
-    """Of so many heads, of which `most` fit: the number with which their programs, so many each, take the shortest."""
+def heads_at_a_time(heads: int, most: int, programs: int, beside: int) -> int:
+    """Of so many heads, of which `most` fit: the number with which their programs, so many each, take the shortest,
+    `beside` programs running beside each other."""
 
     def waves(some: int) -> int:
         whole, rest = divmod(heads, some)
-        return whole * ceil_div(some * programs, AT_A_TIME) + ceil_div(rest * programs, AT_A_TIME)
+        return whole * ceil_div(some * programs, beside) + ceil_div(rest * programs, beside)
 
     fewest = max(1, ceil_div(heads, most))
     return min((max(1, ceil_div(heads, launches)) for launches in range(fewest, 2 * fewest + 1)), key=waves)

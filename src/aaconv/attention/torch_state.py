@@ -1,0 +1,22 @@
+"""What torch is doing at the moment, asked through names that it does not document.
+
+The fused kernels are started directly where nobody looks on, because what torch wraps around an operator of one's own
+takes longer than the kernels. Whoever does look on (compilers, exports, dispatch modes such as FlopCounterMode,
+torch.func, tensor subclasses) must see one operator instead.
+"""
+
+import torch
+from torch import Tensor
+
+
+def someone_looks_on(*tensors: Tensor | None) -> bool:
+    """Whether operations on these tensors must pass torch's dispatcher."""
+    return (
+        torch.compiler.is_compiling()
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+        or any(tensor is not None and type(tensor) not in _PLAIN for tensor in tensors)
+    )
+
+
+_PLAIN = (Tensor, torch.nn.Parameter)

@@ -1,0 +1,42 @@
+"""Who must see an operator instead of kernels that are started directly."""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from aaconv.attention.torch_state import someone_looks_on
+
+
+class Subclass(torch.Tensor):
+    pass
+
+
+def test_plain_tensors_and_parameters_are_nobodys_business():
+    assert not someone_looks_on(torch.ones(1), None, torch.nn.Parameter(torch.ones(1)))
+
+
+@pytest.mark.parametrize("place", [0, 1])
+def test_a_subclass_must_see_the_operator(place):
+    tensors = [torch.ones(1), torch.ones(1)]
+    tensors[place] = tensors[place].as_subclass(Subclass)
+    assert someone_looks_on(*tensors)
+
+
+def test_dispatch_modes_see_the_operator():
+    with FlopCounterMode(display=False):
+        assert someone_looks_on(torch.ones(1))
+    assert not someone_looks_on(torch.ones(1))
+
+
+def test_function_transforms_see_the_operator():
+    seen = []
+    torch.func.grad(lambda x: seen.append(someone_looks_on(x)) or x.sum())(torch.ones(2))
+    torch.func.vmap(lambda x: seen.append(someone_looks_on(torch.ones(1))) or x)(torch.ones(2))
+    assert seen == [True, True]
+
+
+def test_compilers_see_the_operator():
+    def ask(x):
+        return x + int(someone_looks_on(x))
+
+    assert torch.compile(ask, backend="eager", fullgraph=True)(torch.zeros(1)).item() == 1
