@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import UninitializedParameter, is_lazy
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..layers.aaconv import AAConv2d
+from ..layers.aaconv import AAConv2d, AAConvNd
 from ..models import check_name, create_model, list_models
 from ..utils.terminal import console, readable_bytes
 from .flops import RULES, SLIDING, Ops, aten, attention_ops
@@ -194,7 +194,7 @@ class _Counter(TorchDispatchMode):
         for name, module in model.named_modules():
             module.register_forward_pre_hook(functools.partial(self._enter, name))
             module.register_forward_hook(functools.partial(self._leave, name))
-            if isinstance(module, AAConv2d):
+            if isinstance(module, AAConvNd):
                 module.backend = "eager"  # runs on meta tensors; its own operations are not counted
                 module.qkv.register_forward_hook(functools.partial(self._attend, name, module))
                 module.project.register_forward_pre_hook(self._attended)
@@ -207,7 +207,7 @@ class _Counter(TorchDispatchMode):
         if isinstance(output, Tensor):
             self.outputs[name] = tuple(output.shape)
 
-    def _attend(self, name: str, layer: AAConv2d, _, inputs, qkv: Tensor) -> None:
+    def _attend(self, name: str, layer: AAConvNd, _, inputs, qkv: Tensor) -> None:
         self.inside_attention = True
         height, width = qkv.shape[-2:]
         self.maps[name] = (height, width)

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.nn.parameter import is_lazy
 
-from .aaconv import AAConv2d
+from .aaconv import AAConv2d, AAConvNd
 
 Where = str | re.Pattern[str] | Iterable[str] | Callable[[str, nn.Conv2d], bool]
 Size = tuple[int, int]
@@ -170,7 +170,7 @@ def _matcher(where: Where, convs: dict[str, nn.Conv2d]) -> Callable[[str, nn.Con
 def _inside_augmented(model: nn.Module, name: str) -> bool:
     """Whether the module is a part of a layer that is augmented already."""
     parents = name.split(".")[:-1]
-    return any(isinstance(model.get_submodule(".".join(parents[:i])), AAConv2d) for i in range(len(parents) + 1))
+    return any(isinstance(model.get_submodule(".".join(parents[:i])), AAConvNd) for i in range(len(parents) + 1))
 
 
 def _map_sizes(model: nn.Module, example: Example, convs: Collection[nn.Conv2d]) -> dict[nn.Conv2d, tuple[Size, Size]]:
