@@ -18,12 +18,12 @@ import timm
 import torch
 from rich.table import Table
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..layers import dry_run
 from ..layers.aaconv import AAConv2d, AAConvNd
 from ..models import check_name, create_without_memory, list_models
 from ..utils.terminal import console, readable_bytes
+from .dispatch import TorchDispatchMode
 from .flops import RULES, SLIDING, Ops, aten, attention_ops
 
 LARGEST_SIZE_TRIED = 1024
