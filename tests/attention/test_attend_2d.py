@@ -1,5 +1,4 @@
 import logging
-import warnings
 
 import pytest
 import torch
@@ -141,7 +140,7 @@ def test_the_backward_in_blocks_is_the_backward(threads, monkeypatch):
     try:
         monkeypatch.setattr(sdpa, "QUERIES_AT_ONCE", 16)
         blocked = run(inputs, cotangent, "sdpa", 2, 8)
-        monkeypatch.setattr(sdpa, "_blocked_backward_is_faster", lambda *inputs: False)
+        monkeypatch.setattr(sdpa, "_has_own_derivatives", lambda q: False)
         whole = run(inputs, cotangent, "sdpa", 2, 8)
     finally:
         torch.set_num_threads(before)
@@ -155,9 +154,7 @@ def test_vmap_and_grad_of_torch_func():
     def loss(one):
         return attend_2d(one[None], rel_h, rel_w, num_heads=2, key_channels=8, backend="sdpa").square().sum()
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # torch has no batching rule for its kernel and says that it is slow
-        together = torch.func.vmap(torch.func.grad(loss))(qkv.detach())
+    together = torch.func.vmap(torch.func.grad(loss))(qkv.detach())
     alone = torch.stack([torch.func.grad(loss)(one) for one in qkv.detach()])
     torch.testing.assert_close(together, alone)
 

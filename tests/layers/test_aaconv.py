@@ -1,33 +1,12 @@
-import copy
-import logging
-
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
 
 from aaconv import AAConv1d, AAConv2d, attend_2d, attention_channels
-from aaconv.layers import aaconv as layer_module
+from aaconv.layers import AAConvNd
 from support.reference import direct_attention
-
-SMALL = {"num_heads": 4, "value_ratio": 0.25, "min_key_channels_per_head": 3}
-VARIANTS = {
-    "plain": {},
-    "strided": {"stride": 2},
-    "downsampled": {"downsample": True},
-    "strided and downsampled": {"stride": 2, "downsample": True},
-    "downsampled twice": {"downsample": 2},
-    "attention only": {"value_ratio": 1.0},
-    "per-head tables": {"share_heads": False},
-    "no position": {"position": "none"},
-    "sinusoidal": {"position": "sinusoidal"},
-    "coordconv": {"position": "coordconv"},
-    "attention bias": {"attention_bias": True},
-}
-
-
-def small(**options):
-    return AAConv2d(6, 16, **{"kernel_size": 3, **SMALL, **options})
+from support.small_layers import SMALL, VARIANTS, small
 
 
 @pytest.fixture(params=VARIANTS.values(), ids=VARIANTS.keys())
@@ -48,7 +27,7 @@ def test_the_layer_is_convolution_beside_attention(variant, backend):
     for _ in range(variant.get("downsample", 0)):
         seen = F.avg_pool2d(seen, 3, 2, 1, count_include_pad=False)
     qkv = F.conv2d(layer.position.encode(seen), layer.qkv.weight, layer.qkv.bias).permute(0, 2, 3, 1)
-    tables = layer._tables(qkv)
+    tables = layer.attention_inputs(x)[1:]
     attended = direct_attention(qkv, *tables, layer.num_heads, layer.key_channels).permute(0, 3, 1, 2)
     attended = F.conv2d(attended, layer.project.weight, layer.project.bias)
     if variant.get("downsample"):
@@ -108,22 +87,6 @@ def test_tiny_maps_and_empty_batches(variant, batch, height, width):
     assert out.shape == (batch, 16, -(-height // stride), -(-width // stride))
     out.sum().backward()
     assert all(parameter.grad is not None for parameter in layer.parameters())
-
-
-def test_strided_attention_is_centred_where_the_convolution_is():
-    """An average over the window of the output pixel: moving the input by the stride moves the output by one pixel."""
-    layer = small(kernel_size=3, stride=2, padding=0, position="none")
-    x = torch.randn(1, 6, 9, 9)
-    pooled, _ = layer._pool_to_output(x)
-    torch.testing.assert_close(pooled[..., 1, 1], x[..., 2:5, 2:5].mean((-1, -2)))
-
-
-@pytest.mark.parametrize(("kernel", "stride", "padding"), [(2, 2, 0), (4, 4, 0), (4, 2, 1)])
-def test_an_even_kernel_averages_the_pixels_of_its_stride(kernel, stride, padding):
-    layer = small(kernel_size=kernel, stride=stride, padding=padding)
-    x = torch.randn(1, 6, 8, 12)
-    pooled, _ = layer._pool_to_output(x)
-    torch.testing.assert_close(pooled, F.avg_pool2d(x, stride))
 
 
 def test_names_of_parameters_are_part_of_the_interface():
@@ -203,59 +166,10 @@ def test_bad_input_is_named():
         small(size=4).attention_maps(torch.zeros(6, 4, 4))
 
 
-def test_a_bad_input_makes_no_tables():
-    layer = small()
-    with pytest.raises(ValueError, match="expected input"):
-        layer(torch.zeros(1, 5, 9, 9))
-    layer(torch.zeros(1, 6, 4, 7))
-    assert layer.size == (4, 7)
-
-
-def test_tables_made_in_inference_mode_can_be_trained():
-    layer = small()
-    with torch.inference_mode():
-        layer(torch.zeros(1, 6, 4, 7))
-    assert layer.rel_w.requires_grad
-    assert not layer.rel_w.is_inference()
-
-
 def test_consistent_ratio_and_channels_may_both_be_given():
     assert (
         AAConv2d(64, 64, 3, value_channels=16, value_ratio=0.25, key_channels=160, key_ratio=0.2).value_channels == 16
     )
-
-
-def test_lazy_tables_take_the_size_of_the_first_map(variant):
-    layer = small(**variant)
-    x = torch.randn(1, 6, 9, 5)
-    has_tables = variant.get("position", "relative") == "relative"
-    assert layer.size is None
-    layer(x)
-    assert type(layer) is AAConv2d
-    assert layer.size == (layer.attention_size(9, 5) if has_tables else None)
-
-
-def test_lazy_layer_copies_saves_and_loads():
-    lazy = small()
-    assert copy.deepcopy(lazy).size is None
-    saved = lazy.state_dict()
-    small().load_state_dict(saved)
-    made = copy.deepcopy(lazy)
-    made(torch.randn(1, 6, 4, 7))
-    lazy.load_state_dict(made.state_dict())
-    assert lazy.size == (4, 7)
-    x = torch.randn(2, 6, 4, 7)
-    assert torch.equal(lazy(x), made(x))
-    assert type(lazy) is AAConv2d
-
-
-def test_attention_maps_of_a_lazy_layer():
-    layer = small(stride=2)
-    x = torch.randn(2, 6, 6, 10)
-    maps = layer.attention_maps(x)
-    assert maps.shape == (2, 4, 15, 15)
-    torch.testing.assert_close(maps.sum(-1), torch.ones(2, 4, 15))
-    assert layer.size == (3, 5)
 
 
 def test_attention_maps_are_those_of_the_forward():
@@ -265,53 +179,6 @@ def test_attention_maps_are_those_of_the_forward():
     values = qkv[:, 2 * layer.key_channels :].unflatten(1, (4, -1)).flatten(3)
     attended = torch.einsum("bnij,bndj->bndi", layer.attention_maps(x), values)
     torch.testing.assert_close(layer.project(attended.flatten(1, 2).unflatten(-1, (4, 4))), layer(x)[:, 12:])
-
-
-def test_smaller_maps_are_exact_and_larger_ones_change_no_parameter():
-    large, x = small(size=(9, 9)).double(), torch.randn(1, 6, 5, 7).double()
-    exact = small(size=(5, 7)).double()
-    state = large.state_dict()
-    state["rel_h"], state["rel_w"] = state["rel_h"][4:13], state["rel_w"][2:15]
-    exact.load_state_dict(state)
-    assert torch.equal(large(x), exact(x))
-    before = {name: value.clone() for name, value in large.state_dict().items()}
-    large(torch.randn(1, 6, 20, 13).double())
-    assert all(torch.equal(value, large.state_dict()[name]) for name, value in before.items())
-
-
-def test_a_checkpoint_of_another_size_is_resized_and_said_once(caplog, monkeypatch):
-    monkeypatch.setattr(layer_module, "_told_resizes", set())
-    trained = nn.Sequential(small(size=(7, 7)), AAConv2d(16, 16, 3, **SMALL, size=(7, 7)))
-    larger = nn.Sequential(small(size=(14, 14)), AAConv2d(16, 16, 3, **SMALL, size=(14, 14)))
-    with caplog.at_level(logging.WARNING, logger="aaconv"):
-        larger.load_state_dict(trained.state_dict())
-    assert larger[0].size == (14, 14)
-    assert [r.getMessage() for r in caplog.records] == [
-        "relative tables for maps of 7 pixels resized to 14 (first: 0.rel_h)"
-    ]
-    # Back in the small size the ends, the middle and everything that is no table are the trained ones.
-    torch.testing.assert_close(larger[1].rel_w[[0, 13, -1]], trained[1].rel_w[[0, 6, -1]])
-    assert torch.equal(larger[0].conv.weight, trained[0].conv.weight)
-    smaller = small(size=(3, 3))
-    smaller.load_state_dict(trained[0].state_dict())
-    assert torch.equal(smaller.rel_h, trained[0].rel_h[4:9])
-
-
-def test_a_checkpoint_with_other_heads_is_refused():
-    with pytest.raises(RuntimeError, match="size mismatch"):
-        small(size=4).load_state_dict(small(size=4, share_heads=False).state_dict())
-
-
-def test_initialisation_of_the_tables():
-    scaled = AAConv2d(64, 64, 1, size=200, value_ratio=0.25)
-    assert scaled.rel_h.mean().abs() < 0.02
-    assert scaled.rel_h.std().item() == pytest.approx(20**-0.5, rel=0.1)
-    literal = AAConv2d(64, 64, 1, size=200, value_ratio=0.25, init="literal")
-    assert literal.rel_h.mean().item() == pytest.approx(20**-0.5, rel=0.3)
-    assert literal.rel_h.std().item() == pytest.approx(1, rel=0.1)
-    before = scaled.rel_h.clone()
-    scaled.reset_parameters()
-    assert not torch.equal(before, scaled.rel_h)
 
 
 @pytest.mark.parametrize("drawn_again", [False, True])
@@ -342,18 +209,51 @@ def test_the_sequence_form_is_the_map_form_of_one_row(position):
     assert sequence.attention_maps(x).shape == (2, 4, 7, 7)
 
 
-def test_lazy_sequence():
-    layer = AAConv1d(6, 16, 3, **SMALL, downsample=True)
-    out = layer(torch.randn(2, 6, 11))
-    assert out.shape == (2, 16, 11)
-    assert layer.size == (1, 6)
-    out.sum().backward()
-    assert all(p.grad is not None for p in layer.parameters())
-
-
 def test_qkv_is_read_in_the_order_the_operator_documents():
     layer = small(size=3)
     x = torch.randn(1, 6, 3, 3)
     qkv = layer.qkv(x).permute(0, 2, 3, 1)
     attended = attend_2d(qkv, layer.rel_h, layer.rel_w, num_heads=4, key_channels=layer.key_channels)
     torch.testing.assert_close(layer(x)[:, 12:], layer.project(attended.permute(0, 3, 1, 2)))
+
+
+def test_attention_inputs_are_what_the_operator_takes(variant):
+    layer, x = small(**variant), torch.randn(2, 6, 9, 5)
+    qkv, rel_h, rel_w = layer.attention_inputs(x)
+    height, width = layer.attention_size(9, 5)
+    assert qkv.shape == (2, height, width, 2 * layer.key_channels + layer.value_channels)
+    if layer.position_name == "relative":
+        heads = () if layer.share_heads else (4,)
+        assert rel_h.shape == (*heads, 2 * height - 1, layer.key_channels // 4)
+        assert rel_w.shape == (*heads, 2 * width - 1, layer.key_channels // 4)
+    else:
+        assert rel_h is rel_w is None
+    attended = attend_2d(qkv, rel_h, rel_w, num_heads=4, key_channels=layer.key_channels)
+    attended = layer.project(attended.permute(0, 3, 1, 2))
+    if layer.downsample:
+        attended = F.interpolate(attended, layer.output_size(9, 5), mode="bilinear")
+    torch.testing.assert_close(layer(x)[:, -layer.value_channels :], attended)
+
+
+def test_a_sequence_is_no_map():
+    """Side by side: neither is the other, and both are the base."""
+    sequence = AAConv1d(6, 16, 3, **SMALL, size=7)
+    assert isinstance(sequence, AAConvNd)
+    assert not isinstance(sequence, AAConv2d)
+    qkv, rel_h, rel_w = sequence.attention_inputs(torch.randn(2, 6, 7))
+    assert (qkv.shape[1:3], rel_h.shape[0], rel_w.shape[0]) == ((1, 7), 1, 13)
+
+
+def test_the_default_padding_keeps_the_size_of_a_dilated_convolution():
+    layer = small(dilation=3, size=9)
+    assert layer.padding == (3, 3)
+    assert layer(torch.randn(1, 6, 9, 8)).shape == (1, 16, 9, 8)
+
+
+def test_a_convolution_that_pads_to_same_stays_so():
+    conv = nn.Conv2d(6, 16, 5, padding="same")
+    layer = AAConv2d.from_conv(conv, **SMALL, size=9)
+    x = torch.randn(1, 6, 9, 8)
+    out = layer(x)
+    assert out.shape == (1, 16, 9, 8)
+    torch.testing.assert_close(out[:, :12], conv(x)[:, :12])

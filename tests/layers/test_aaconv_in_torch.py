@@ -162,3 +162,31 @@ def test_gradcheck_in_float64(variant):
     layer = AAConv2d(2, 4, 3, **options).double()
     x = torch.randn(1, 2, 4, 3, dtype=torch.float64, requires_grad=True)
     assert torch.autograd.gradcheck(lambda x, *_: layer(x), (x, *layer.parameters()))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # torch's own, in forward mode
+@pytest.mark.parametrize("variant", [{}, {"stride": 2, "downsample": True}, {"position": "none"}], ids=str)
+def test_second_derivatives_and_forward_mode(variant):
+    """As nn.Conv2d has them, without a backend to choose: a gradient penalty, and torch.func.jvp."""
+    layer, eager = (small(**variant, size=5, backend=backend).double() for backend in (None, "eager"))
+    eager.load_state_dict(layer.state_dict())
+    x, direction = torch.randn(2, 2, 6, 5, 5, dtype=torch.float64)
+    results = []
+    for one in (layer, eager):
+        leaf = x.clone().requires_grad_()
+        (gradient,) = torch.autograd.grad(one(leaf).square().sum(), leaf, create_graph=True)
+        penalty = torch.autograd.grad(gradient.square().sum(), [leaf, *one.parameters()])
+        results.append((*torch.func.jvp(one, (x,), (direction,)), *penalty))
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::torch.jit.TracerWarning")
+@each_variant
+def test_jit_trace_with_gradients(variant):
+    layer, x = small(**variant, size=5), torch.randn(2, 6, 9, 6)
+    traced = torch.jit.trace(layer, x)
+    torch.testing.assert_close(traced(x), layer(x))
+    gradients = [torch.autograd.grad(one(x).square().sum(), [*layer.parameters()]) for one in (traced, layer)]
+    for got, want in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, want)

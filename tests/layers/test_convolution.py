@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from aaconv import AAConv2d
-from aaconv.layers.convolution import convolve_around, likes_more_channels
+from aaconv.layers.convolution import convolve_around, has_hooks, likes_more_channels
 
 
 def make_layer(**options):
@@ -14,12 +14,15 @@ def make_layer(**options):
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("stride", [1, 2])
 @pytest.mark.parametrize("padding_mode", ["zeros", "reflect"])
-def test_convolving_around_is_concatenating(stride, bias, padding_mode):
-    layer = make_layer(stride=stride, bias=bias, padding_mode=padding_mode)
+@pytest.mark.parametrize("padding", [(1, 2), "same", "valid"])
+def test_convolving_around_is_concatenating(stride, bias, padding_mode, padding):
+    if (padding, stride) == ("same", 2):
+        pytest.skip("torch's convolutions do not stride and pad to same")
+    layer = make_layer(stride=stride, bias=bias, padding_mode=padding_mode, padding=padding, dilation=(1, 2))
     assert likes_more_channels(layer.conv, layer.out_channels)
-    x = torch.randn(2, 6, 5, 7, requires_grad=True)
+    x = torch.randn(2, 6, 7, 9, requires_grad=True)
     whole = layer(x)
-    filled = convolve_around(layer.conv, x, layer._attend(x))
+    filled = convolve_around(layer.conv, x, layer(x)[:, -layer.value_channels :])
     torch.testing.assert_close(filled, whole)
     seed = torch.randn_like(whole)
     leaves = [x, *layer.parameters()]
@@ -29,12 +32,22 @@ def test_convolving_around_is_concatenating(stride, bias, padding_mode):
 
 
 def test_a_convolution_with_hooks_or_weights_it_makes_is_called():
-    normalised, hooked, hooked_backwards = make_layer(), make_layer(), make_layer()
+    normalised = make_layer()
     torch.nn.utils.parametrizations.weight_norm(normalised.conv)
-    hooked.conv.register_forward_hook(lambda *_: None)
-    hooked_backwards.conv.register_full_backward_pre_hook(lambda *_: None)
-    for layer in (normalised, hooked, hooked_backwards):
+    assert not likes_more_channels(normalised.conv, normalised.out_channels)
+    for register in (
+        "register_forward_hook",
+        "register_forward_pre_hook",
+        "register_full_backward_hook",
+        "register_full_backward_pre_hook",
+    ):
+        layer = make_layer()
+        assert not has_hooks(layer.conv)
+        handle = getattr(layer.conv, register)(lambda *_: None)
+        assert has_hooks(layer.conv), register
         assert not likes_more_channels(layer.conv, layer.out_channels)
+        handle.remove()
+        assert likes_more_channels(layer.conv, layer.out_channels)
 
 
 @pytest.mark.parametrize(
@@ -43,3 +56,18 @@ def test_a_convolution_with_hooks_or_weights_it_makes_is_called():
 )
 def test_channels_are_made_up_where_they_cost_nothing(convolved, channels, liked):
     assert likes_more_channels(torch.nn.Conv2d(4, convolved, 3), channels) == liked
+
+
+def test_the_way_of_a_gpu_compiles_as_one_graph():
+    class Around(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.conv = torch.nn.Conv2d(6, 56, 3, padding=1)
+
+        def forward(self, x, attended):
+            assert likes_more_channels(self.conv, 64)
+            return convolve_around(self.conv, x, attended)
+
+    module, x, attended = Around(), torch.randn(2, 6, 5, 7), torch.randn(2, 8, 5, 7)
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(x, attended), torch.cat([module.conv(x), attended], 1))

@@ -35,6 +35,7 @@ def test_what_a_timm_user_expects(name):
     assert model.forward_head(features).shape == (2, model.num_features)
     parts = timm.create_model(name, features_only=True, out_indices=(0, 2)).eval()(torch.randn(1, 3, 24, 32))
     assert [part.shape for part in parts] == [(1, 32, 12, 16), (1, 32, 6, 8)]
+    assert len(timm.create_model(name, features_only=True)(torch.randn(1, 3, 24, 32))) == 3
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from aaconv.layers.gates import BAM
-from aaconv.models.aa_wide_resnet import ShiftBatchNorm2d
+from aaconv.models.batch_norm import ShiftBatchNorm2d
 
 
 def on_meta(name):

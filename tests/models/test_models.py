@@ -1,3 +1,4 @@
+import inspect
 import re
 import subprocess
 import sys
@@ -37,6 +38,14 @@ def test_every_kind_of_every_network_is_registered():
     mnasnets = {f"{kind}_mnasnet_{width}" for kind in ("plain", "aa") for width in ("075", "100", "125", "140")}
     assert set(NAMES) == resnets | wide | mnasnets
     assert set(NAMES) <= set(timm.list_models())
+
+
+@pytest.mark.parametrize("name", list_models())
+def test_every_name_is_a_function_that_can_be_found(name):
+    """Its source, not a loop over names, says what it builds: `grep "def aa_resnet50"` finds it."""
+    source = inspect.getsource(timm.model_entrypoint(name))
+    assert source.startswith(f"@register_model\ndef {name}(pretrained: bool = False, **options: Any) -> ")
+    assert f'_create("{name}", pretrained, options' in source
 
 
 def test_no_name_is_timms():

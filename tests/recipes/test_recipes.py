@@ -269,3 +269,9 @@ def test_every_field_with_a_reason_says_it():
     assert texts["keep"] == "Checkpoints kept, the newest ones."
     assert set(texts) < {field.name for field in fields(Recipe)}
     assert not [name for name, text in texts.items() if not text.endswith(".")]
+
+
+def test_a_network_is_checked_without_its_weights(recwarn):
+    recipe = recipes.override(recipes.get("cifar100-small-aa"), {"model_options": {"pretrained": True}})
+    assert recipe.model.options["pretrained"]
+    assert not recwarn.list

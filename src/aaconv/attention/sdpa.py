@@ -10,7 +10,6 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.autograd.function import once_differentiable
 
 from .heads import join_heads, relative_logits, split_heads
 
@@ -35,12 +34,12 @@ def attend(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads
     height, width = qkv.shape[1:3]
     q, k, v = split_heads(qkv, num_heads, key_channels)
     q = q * q.shape[-1] ** -0.5
-    places = q.new_empty(height * width, 0)
+    places = torch.empty(height * width, 0, dtype=q.dtype, device=q.device)
     if rel_h is not None and rel_w is not None:
         q = torch.cat([q, *(part.to(q.dtype) for part in relative_logits(q, rel_h, rel_w))], dim=-1)
         places = _rows_and_columns(height, width, k)
     q, k, v = (part.flatten(2, 3) for part in (q, k, v))
-    call = _WithBlockedBackward.apply if _blocked_backward_is_faster(q, k, v) else _attend_extended
+    call = _WithBlockedBackward.apply if _has_own_derivatives(q) else _attend_extended
     return join_heads(call(q, k, v, places), height, width)
 
 
@@ -57,24 +56,45 @@ def _attend_extended(q: Tensor, k: Tensor, v: Tensor, places: Tensor) -> Tensor:
 
 
 class _WithBlockedBackward(torch.autograd.Function):
-    """_attend_extended with a backward of its own, for the CPU.
+    """_attend_extended with derivatives of its own, for the CPU.
 
     torch's CPU kernel pads the few value channels to the depth of the extended keys, and in the backward three of five
-    products are then almost all zeros. Making the weights again, some queries at a time, is faster and needs less.
+    products are then almost all zeros. Making the weights again, some queries at a time, is faster and needs less. It
+    also has neither a second derivative nor one in forward mode: those take the weights of all queries at once.
     """
 
     @staticmethod
     def forward(q: Tensor, k: Tensor, v: Tensor, places: Tensor) -> Tensor:
-        return _attend_extended(q, k, v, places)
+        # As a view it would keep its padding, and its tangent would have another layout.
+        return _attend_extended(q, k, v, places).contiguous()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[Tensor, ...], output: Tensor) -> None:
         ctx.save_for_backward(*inputs, output)
+        ctx.save_for_forward(*inputs)
 
     @staticmethod
-    @once_differentiable
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
+        *inputs, places = inputs  # which are the same for all
+        merged = (
+            (x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
+            for x, dim in zip(inputs, in_dims, strict=False)
+        )
+        return _WithBlockedBackward.apply(*merged, places).unflatten(0, (info.batch_size, -1)), 0
+
+    @staticmethod
+    def jvp(ctx: Any, *tangents: Tensor | None) -> Tensor:
+        q, k, v, places = ctx.saved_tensors
+        dq, dk, dv = (torch.zeros_like(x) if dx is None else dx for x, dx in zip((q, k, v), tangents[:3], strict=True))
+        keys, weights = _keys_and_weights(q, k, places)
+        dlogits = dq @ keys.transpose(-1, -2) + q[..., : k.shape[-1]] @ dk.transpose(-1, -2)
+        return _through_softmax(weights, dlogits) @ v + weights @ dv
+
+    @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         *inputs, places, out = ctx.saved_tensors
+        if torch.is_grad_enabled():  # this gradient is to have one itself
+            return *_differentiable_backward(*inputs, places, grad), None
         shapes = [part.shape for part in inputs]
         q, k, v, out, grad = (part.flatten(0, 1) for part in (*inputs, out, grad))
         pixels, plain_q = k.shape[1], q[..., : k.shape[-1]].contiguous()
@@ -98,16 +118,27 @@ class _WithBlockedBackward(torch.autograd.Function):
         return *(part.view(shape) for part, shape in zip((dq, dk, dv), shapes, strict=True)), None
 
 
-def _blocked_backward_is_faster(*inputs: Tensor) -> bool:
-    return (
-        inputs[0].device.type == "cpu"
-        and inputs[0].dtype in (torch.float32, torch.float64)
-        and torch.is_grad_enabled()
-        and any(part.requires_grad for part in inputs)
-        # A compiler would unroll the blocks, and vmap cannot look into them.
-        and not torch.compiler.is_compiling()
-        and not torch._C._are_functorch_transforms_active()
-    )
+def _differentiable_backward(q: Tensor, k: Tensor, v: Tensor, places: Tensor, grad: Tensor) -> tuple[Tensor, ...]:
+    """The gradients of q, k and v by torch's operators, nothing in place."""
+    keys, weights = _keys_and_weights(q, k, places)
+    dlogits = _through_softmax(weights, grad @ v.transpose(-1, -2))
+    return dlogits @ keys, dlogits.transpose(-1, -2) @ q[..., : k.shape[-1]], weights.transpose(-1, -2) @ grad
+
+
+def _keys_and_weights(q: Tensor, k: Tensor, places: Tensor) -> tuple[Tensor, Tensor]:
+    keys = _extend(k, places)
+    return keys, (q @ keys.transpose(-1, -2)).softmax(-1)
+
+
+def _through_softmax(weights: Tensor, change: Tensor) -> Tensor:
+    """The derivative of the softmax along a change of its argument, or of its result: it is symmetric."""
+    return weights * (change - (weights * change).sum(-1, keepdim=True))
+
+
+def _has_own_derivatives(q: Tensor) -> bool:
+    """A compiler would unroll the blocks, and torch.jit.trace cannot write such a function down."""
+    traced = torch.compiler.is_compiling() or torch.jit.is_tracing()
+    return q.device.type == "cpu" and q.dtype in (torch.float32, torch.float64) and not traced
 
 
 def _extend(k: Tensor, places: Tensor) -> Tensor:

@@ -8,7 +8,6 @@ bfloat16, 2 heads (height * width)^2 bytes a layer.
 
 from __future__ import annotations
 
-import copy
 import functools
 import json
 from collections import defaultdict
@@ -19,12 +18,12 @@ import timm
 import torch
 from rich.table import Table
 from torch import Tensor, nn
-from torch.nn.parameter import UninitializedParameter, is_lazy
-from torch.utils._python_dispatch import TorchDispatchMode
 
-from ..layers.aaconv import AAConv2d
-from ..models import check_name, create_model, list_models
+from ..layers import dry_run
+from ..layers.aaconv import AAConv2d, AAConvNd
+from ..models import check_name, create_without_memory, list_models
 from ..utils.terminal import console, readable_bytes
+from .dispatch import TorchDispatchMode
 from .flops import RULES, SLIDING, Ops, aten, attention_ops
 
 LARGEST_SIZE_TRIED = 1024
@@ -107,7 +106,7 @@ def count(
     `size` defaults to the model's own (timm's pretrained_cfg, else 224 x 224), `channels` to those of its first
     convolution. The model keeps its weights, device and mode; nothing of real size is allocated.
     """
-    model = getattr(model, "_orig_mod", model)  # what torch.compile wraps
+    model = dry_run.uncompiled(model)
     name = name or type(model).__name__
     channels, height, width = _input_shape(model, size, channels)
     try:
@@ -140,24 +139,14 @@ def _count_named(name: str, size: tuple[int, int] | None, **options) -> Cost:
 def build(name: str, size: tuple[int, int] | None = None, **options) -> nn.Module:
     """A registered model over meta tensors. Models whose parameters depend on the image size are built for `size`."""
     if size is None:
-        return _create(name, **options)
+        return create_without_memory(name, **options)
     _check_size(*size)
     try:
-        return _create(name, img_size=size, **options)
+        return create_without_memory(name, img_size=size, **options)
     except TypeError as error:
         if "img_size" not in str(error):
             raise
-        return _create(name, **options)
-
-
-def _create(name: str, **options) -> nn.Module:
-    try:
-        with torch.device("meta"):
-            return create_model(name, **options)
-    except (NotImplementedError, RuntimeError) as error:
-        if "meta" not in str(error):
-            raise
-        return create_model(name, **options)  # its constructor reads values, which meta tensors do not have
+        return create_without_memory(name, **options)
 
 
 def _input_shape(model: nn.Module, size: tuple[int, int] | None, channels: int | None) -> tuple[int, int, int]:
@@ -194,7 +183,7 @@ class _Counter(TorchDispatchMode):
         for name, module in model.named_modules():
             module.register_forward_pre_hook(functools.partial(self._enter, name))
             module.register_forward_hook(functools.partial(self._leave, name))
-            if isinstance(module, AAConv2d):
+            if isinstance(module, AAConvNd):
                 module.backend = "eager"  # runs on meta tensors; its own operations are not counted
                 module.qkv.register_forward_hook(functools.partial(self._attend, name, module))
                 module.project.register_forward_pre_hook(self._attended)
@@ -207,7 +196,7 @@ class _Counter(TorchDispatchMode):
         if isinstance(output, Tensor):
             self.outputs[name] = tuple(output.shape)
 
-    def _attend(self, name: str, layer: AAConv2d, _, inputs, qkv: Tensor) -> None:
+    def _attend(self, name: str, layer: AAConvNd, _, inputs, qkv: Tensor) -> None:
         self.inside_attention = True
         height, width = qkv.shape[-2:]
         self.maps[name] = (height, width)
@@ -246,25 +235,11 @@ class _Counter(TorchDispatchMode):
 
 def _run(model: nn.Module, channels: int, height: int, width: int) -> tuple[nn.Module, _Counter]:
     """One forward pass of a copy of the model over meta tensors; the model itself is left alone."""
-    twin = copy.deepcopy(model, _meta_tensors(model)).eval()
+    twin = dry_run.copy_without_memory(model)[0].float()
     counter = _Counter(twin)
-    with torch.no_grad(), counter:
-        twin(torch.empty(1, channels, height, width, device="meta"))
+    with counter:
+        dry_run.run(twin, torch.empty(1, channels, height, width, device="meta"))
     return twin, counter
-
-
-def _meta_tensors(model: nn.Module) -> dict[int, Tensor]:
-    """For each tensor of the model, by id, one of its shape without storage: what deepcopy is to put in its place."""
-    metas: dict[int, Tensor] = {}
-    for parameter in model.parameters():
-        if is_lazy(parameter):
-            metas[id(parameter)] = UninitializedParameter(device="meta")
-        else:
-            metas[id(parameter)] = nn.Parameter(torch.empty(parameter.shape, device="meta"))
-    plain = (value for module in model.modules() for value in vars(module).values() if isinstance(value, Tensor))
-    for tensor in (*model.buffers(), *plain):
-        metas[id(tensor)] = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
-    return metas
 
 
 def _smallest_size(model: nn.Module, channels: int, height: int, width: int) -> tuple[int, int] | None:

@@ -27,7 +27,7 @@ def cell_shifts(model: nn.Module, images: Tensor, names: list[str]) -> dict[str,
         for name in names:
             layer = twin.get_submodule(name)
             layer.register_forward_pre_hook(
-                lambda module, inputs, name=name: seen.update({name: module._pool_to_output(inputs[0])[0]})
+                lambda module, inputs, name=name: seen.update({name: module.geometry.pool(inputs[0])[0]})
             )
         pixels = torch.ones_like(images[:1], requires_grad=True)
         with torch.enable_grad():

@@ -114,7 +114,7 @@ class Layer:
 
 def attention_layers(model: nn.Module, name: str, patterns: Sequence[str] | None = None) -> dict[str, AAConv2d]:
     """The model's AAConv2d layers by name, all or those that fit one of the wildcard patterns or begin with it."""
-    layers = {path: module for path, module in model.named_modules() if _is_augmented(module)}
+    layers = {path: module for path, module in model.named_modules() if isinstance(module, AAConv2d)}
     if not layers:
         raise ValueError(f"{name} has no AAConv2d layers, so there is no attention to show; {_sibling(name)}")
     if not patterns:
@@ -126,10 +126,6 @@ def attention_layers(model: nn.Module, name: str, patterns: Sequence[str] | None
             raise ValueError(f"no attention layer of {name} fits {pattern!r}; it has {', '.join(layers)}")
         chosen |= fits
     return {path: layer for path, layer in layers.items() if path in chosen}
-
-
-def _is_augmented(module: nn.Module) -> bool:
-    return isinstance(module, AAConv2d) and module._dimensions == 2
 
 
 def _sibling(name: str) -> str:
@@ -183,9 +179,9 @@ def capture(model: nn.Module, image: Tensor, layers: dict[str, AAConv2d]) -> tup
 
 def _factors(layer: AAConv2d, x: Tensor) -> Factors:
     """The factors of the first image of the layer's input, by the layer's own pooling, projection and tables."""
-    qkv = layer._project_in(layer._pool_to_output(x)[0])
+    qkv, *relative = layer.attention_inputs(x)
     q, k, _ = (part[0].flatten(1, 2).double() for part in split_heads(qkv, layer.num_heads, layer.key_channels))
-    tables = (None if table is None else table.double().cpu().numpy() for table in layer._tables(qkv))
+    tables = (None if table is None else table.double().cpu().numpy() for table in relative)
     rel_h, rel_w = (table[None] if table is not None and table.ndim == 2 else table for table in tables)
     scaled = q * q.shape[-1] ** -0.5
     return Factors(scaled.cpu().numpy(), k.cpu().numpy(), rel_h, rel_w, *qkv.shape[1:3])

@@ -26,7 +26,7 @@ from torchvision.ops import clip_boxes_to_image, nms
 
 from ..attention import default_backend
 from ..detection.postprocess import PostprocessSettings, best_of_level
-from ..layers.aaconv import AAConv2d
+from ..layers.aaconv import AAConvNd
 from ..runs.load import Loaded, load_model
 from ..utils.files import check_writable, replacing
 
@@ -217,7 +217,7 @@ def _need_packages() -> None:
 @contextmanager
 def _torch_alone(module: nn.Module) -> Iterator[None]:
     """Attention by torch's own operators, and without the exporters' many remarks."""
-    layers = [layer for layer in module.modules() if isinstance(layer, AAConv2d)]
+    layers = [layer for layer in module.modules() if isinstance(layer, AAConvNd)]
     before = [layer.backend for layer in layers]
     for layer in layers:
         layer.backend = None

@@ -1,6 +1,5 @@
 """augment: turn convolutions of any network into attention augmented ones."""
 
-import copy
 import re
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -10,10 +9,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeCopyMode, FakeTensorMode
 from torch.nn.parameter import is_lazy
 
-from .aaconv import AAConv2d
+from .aaconv import AAConv2d, AAConvNd
+from .dry_run import copy_without_memory, run
 
 Where = str | re.Pattern[str] | Iterable[str] | Callable[[str, nn.Conv2d], bool]
 Size = tuple[int, int]
@@ -84,8 +83,8 @@ def augment(
     """Put AAConv2d in the place of convolutions of `model`, in place; returns the model and a report.
 
     example: what the network will see, for the map sizes: a tensor (a tuple of them for a forward that takes several),
-        (height, width), (channels, height, width) or (batch, channels, height, width). A dry run on fake tensors finds
-        the sizes; it costs no memory.
+        (height, width), (channels, height, width) or (batch, channels, height, width). A dry run over meta tensors
+        finds the sizes; it costs no memory.
     where: which convolutions: a glob over module names ("layer[234].*.conv2"), a compiled regular expression, a list of
         names, or a callable (name, conv) -> bool. Names that match something else than a convolution are passed over.
     downsample: as in AAConv2d, or a callable (name, conv, (height, width) of its output) -> bool | int.
@@ -170,7 +169,7 @@ def _matcher(where: Where, convs: dict[str, nn.Conv2d]) -> Callable[[str, nn.Con
 def _inside_augmented(model: nn.Module, name: str) -> bool:
     """Whether the module is a part of a layer that is augmented already."""
     parents = name.split(".")[:-1]
-    return any(isinstance(model.get_submodule(".".join(parents[:i])), AAConv2d) for i in range(len(parents) + 1))
+    return any(isinstance(model.get_submodule(".".join(parents[:i])), AAConvNd) for i in range(len(parents) + 1))
 
 
 def _map_sizes(model: nn.Module, example: Example, convs: Collection[nn.Conv2d]) -> dict[nn.Conv2d, tuple[Size, Size]]:
@@ -189,16 +188,11 @@ def _map_sizes(model: nn.Module, example: Example, convs: Collection[nn.Conv2d])
         return record
 
     inputs = _example_inputs(model, example)
-    fake = FakeTensorMode(allow_non_fake_inputs=True)
-    copied: dict[int, Any] = {}
     try:
-        # A copy, so that whatever a forward keeps in its modules is not kept in the model.
-        with FakeCopyMode(fake):
-            dry = copy.deepcopy(model, copied).eval()
+        dry, copied = copy_without_memory(model)
         for conv in convs:
             copied[id(conv)].register_forward_hook(recorder(conv), with_kwargs=True)
-        with fake, torch.no_grad():
-            dry(*(fake.from_tensor(x) for x in inputs))
+        run(dry, *inputs)
     except Exception as error:
         shapes = " and ".join(str(list(x.shape)) for x in inputs)
         reason = [*str(error).strip().splitlines(), type(error).__name__][0]
@@ -210,7 +204,7 @@ def _map_sizes(model: nn.Module, example: Example, convs: Collection[nn.Conv2d])
 
 
 def _example_inputs(model: nn.Module, example: Example) -> tuple[Tensor, ...]:
-    """What the forward takes; a wanted shape without memory, on the device and in the dtype of the model."""
+    """What the forward takes; a wanted shape without memory, in the dtype of the model."""
     if isinstance(example, Tensor):
         return (example,)
     shape = tuple(example) if isinstance(example, Sequence) else (example, example)
@@ -224,8 +218,7 @@ def _example_inputs(model: nn.Module, example: Example) -> tuple[Tensor, ...]:
         raise ValueError(
             f"example must be a tensor or several, (height, width), (C, H, W) or (N, C, H, W), got {example!r}"
         )
-    like = next(model.parameters())
-    return (torch.empty(1, dtype=like.dtype, device=like.device).expand(shape),)
+    return (torch.empty(shape, dtype=next(model.parameters()).dtype, device="meta"),)
 
 
 def _augmented(conv: nn.Conv2d, in_size: Size, out_size: Size, options: dict[str, Any]) -> AAConv2d:

@@ -5,11 +5,26 @@ import copy
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.parameter import is_lazy
 
 ALIGNED = 32
 """Channels that a GPU's convolutions like to come in multiples of."""
 TILE = 128
 """Channels that they compute together, where there are many: a few more in the last tile take no longer."""
+
+
+def check_own_weights(conv: nn.Module) -> None:
+    """A ValueError where the weights of the convolution are not there yet, or not its own."""
+    if is_lazy(conv.weight):
+        raise ValueError("the convolution is lazy: its weights are not made yet; run a forward first")
+    own = dict(conv.named_parameters(recurse=False))
+    for name in ("weight", "bias"):
+        if name not in own and getattr(conv, name) is not None:
+            raise ValueError(
+                f"the convolution computes its {name} from other parameters (parametrized, normalised or pruned), "
+                f"which cannot be cut to fewer channels; make that permanent first, as "
+                f"torch.nn.utils.parametrize.remove_parametrizations does"
+            )
 
 
 def first_channels(conv: nn.Conv2d, channels: int) -> nn.Conv2d:
@@ -30,14 +45,23 @@ def first_channels(conv: nn.Conv2d, channels: int) -> nn.Conv2d:
 
 def likes_more_channels(conv: nn.Module, channels: int) -> bool:
     """Whether GPUs would do so many output channels as fast as those that it has, or faster."""
-    hooked = conv._forward_hooks or conv._forward_pre_hooks or conv._backward_hooks or conv._backward_pre_hooks
     return (
         type(conv) is nn.Conv2d  # not one that makes its weights, such as a parametrized or quantized one
-        and not hooked
+        and not has_hooks(conv)
         and conv.groups == 1
         and channels % ALIGNED == 0
         and (conv.out_channels % ALIGNED != 0 or _few_more_in_a_tile(conv.out_channels, channels))
     )
+
+
+def has_hooks(module: nn.Module) -> bool:
+    """Whether somebody watches the module's own forward or backward, so that it must be called as it is.
+
+    torch has no public way to ask: hooks are kept in `_forward_hooks`, `_forward_pre_hooks`, `_backward_hooks` and
+    `_backward_pre_hooks`.
+    """
+    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+    return any(getattr(module, kind) for kind in kinds)
 
 
 def _few_more_in_a_tile(there: int, wanted: int) -> bool:
@@ -50,6 +74,20 @@ def convolve_around(conv: nn.Conv2d, x: Tensor, attended: Tensor) -> Tensor:
     slots = attended.shape[1]
     weight = F.pad(conv.weight, (0, 0) * (conv.weight.dim() - 1) + (0, slots))
     bias = None if conv.bias is None else F.pad(conv.bias, (0, slots))
-    result = conv._conv_forward(x, weight, bias)
+    padding = conv.padding
+    if conv.padding_mode != "zeros":
+        x, padding = F.pad(x, _sides(conv), mode=conv.padding_mode), 0
+    result = F.conv2d(x, weight, bias, conv.stride, padding, conv.dilation, conv.groups)
     result[:, -slots:] = attended
     return result
+
+
+def _sides(conv: nn.Conv2d) -> list[int]:
+    """The pixels that it adds left, right, above and below, as F.pad takes them."""
+    if conv.padding == "valid":
+        return [0, 0, 0, 0]
+    if conv.padding == "same":
+        totals = [dilation * (kernel - 1) for kernel, dilation in zip(conv.kernel_size, conv.dilation, strict=True)]
+    else:
+        totals = [2 * padding for padding in conv.padding]
+    return [side for total in reversed(totals) for side in (total // 2, total - total // 2)]

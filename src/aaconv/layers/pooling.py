@@ -52,10 +52,10 @@ def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
     """F.interpolate(x, size, mode="bilinear"): [batch, channels, h, w] -> [batch, channels, *size].
 
     Where a gradient is wanted it is two products instead. The gradient of torch's is scattered by atomic additions,
-    which are slow, most of all compiled, and add up in another order every time. Not in an exported network: there the
-    products' shapes would bind a width that was declared free.
+    which are slow, most of all compiled, and add up in another order every time. Not in a network that is exported or
+    traced: there the products' shapes would bind a width that was declared free.
     """
-    if not (torch.is_grad_enabled() and x.requires_grad) or is_exporting():
+    if not (torch.is_grad_enabled() and x.requires_grad) or is_exporting() or torch.jit.is_tracing():
         return F.interpolate(x, size=size, mode="bilinear", align_corners=False)
     batch, channels, height, width = x.shape
     rows = _weights(height, size[0], x) @ x.permute(0, 2, 3, 1).reshape(batch, height, width * channels)

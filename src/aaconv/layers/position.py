@@ -1,4 +1,4 @@
-"""How attention learns where a pixel is: the four encodings the paper compares, and tables for any map size.
+"""How attention learns where a pixel is: the four encodings the paper compares.
 
 Each encoding is a small class with the same three facts: the channels it appends to the attention's input
 (`extra_channels`), whether the layer keeps relative tables (`has_tables`), and `encode`, which marks an input
@@ -7,8 +7,6 @@ Each encoding is a small class with the same three facts: the channels it append
 
 import torch
 from torch import Tensor
-
-from .tracing import is_exporting
 
 
 class NoPosition:
@@ -80,37 +78,3 @@ def make_position(name: str) -> NoPosition:
     if name not in POSITIONS:
         raise ValueError(f"position must be one of {', '.join(POSITIONS)}, got position={name!r}")
     return POSITIONS[name]()
-
-
-def fit_table(table: Tensor, length: int) -> Tensor:
-    """A relative table for a map of another length: [..., 2*S - 1, depth] -> [..., 2*length - 1, depth].
-
-    A smaller map uses the middle of the table, exactly: its distances are among those the table knows. A larger one
-    stretches the table by cubic interpolation, the farthest distance on the farthest.
-    """
-    longest = (table.shape[-2] + 1) // 2
-    # Under torch.export the length may be symbolic, and a branch on it would pin it to one side.
-    if not is_exporting() and length <= longest:
-        return table[..., longest - length : longest + length - 1, :]
-    return _interpolate(table, longest, length)
-
-
-def _interpolate(table: Tensor, longest: int, length: int) -> Tensor:
-    """Cubic convolution (Keys, a = -1/2) at the stretched offsets; at whole offsets it is the table, bit for bit."""
-    exact = torch.promote_types(table.dtype, torch.float32)
-    offset = torch.arange(2 * length - 1, device=table.device, dtype=exact) - (length - 1)
-    # One expression for both sides, so that it holds for a symbolic length: (S - 1) / (length - 1), at most 1.
-    stretch = ((longest - 1) / offset[-1:].clamp(min=1)).clamp(max=1)
-    place = offset * stretch + (longest - 1)
-    left = place.floor()
-    t = (place - left)[:, None]
-    weights = (
-        ((-0.5 * t + 1.0) * t - 0.5) * t,
-        ((1.5 * t - 2.5) * t) * t + 1.0,
-        ((-1.5 * t + 2.0) * t + 0.5) * t,
-        ((0.5 * t - 0.5) * t) * t,
-    )
-    last = 2 * longest - 2
-    taps = ((left.long() + step).clamp(0, last) for step in (-1, 0, 1, 2))
-    fitted = sum(weight * table[..., tap, :].to(exact) for weight, tap in zip(weights, taps, strict=True))
-    return fitted.to(table.dtype)

@@ -12,6 +12,7 @@ from typing import Any
 import timm
 from torch import nn
 
+from ..layers import dry_run
 from . import aa_mnasnet, aa_resnet, aa_retinanet, aa_small, aa_wide_resnet
 from .aa_mnasnet import MnasNet
 from .aa_resnet import ResNet
@@ -19,7 +20,19 @@ from .aa_retinanet import RetinaNet, retinanet
 from .aa_small import SmallNet
 from .aa_wide_resnet import WideResNet
 
-__all__ = ["MnasNet", "ResNet", "RetinaNet", "SmallNet", "WideResNet", "create_model", "list_models", "retinanet"]
+__all__ = [
+    "MnasNet",
+    "ResNet",
+    "RetinaNet",
+    "SmallNet",
+    "WideResNet",
+    "create_model",
+    "create_without_memory",
+    "list_models",
+    "retinanet",
+]
+
+LOADS_WEIGHTS = ("pretrained", "checkpoint_path", "pretrained_backbone")
 
 
 def list_models(pattern: str = "*") -> list[str]:
@@ -35,6 +48,13 @@ def create_model(name: str, **options: Any) -> nn.Module:
     """timm.create_model, but a name that does not exist is a ValueError with the nearest ones that do."""
     check_name(name)
     return timm.create_model(name, **options)
+
+
+def create_without_memory(name: str, **options: Any) -> nn.Module:
+    """create_model over meta tensors, to count or to check it; what would load weights is left out."""
+    check_name(name)
+    kept = {key: value for key, value in options.items() if key not in LOADS_WEIGHTS}
+    return dry_run.build(lambda: timm.create_model(name, **kept))
 
 
 def check_name(name: str) -> None:

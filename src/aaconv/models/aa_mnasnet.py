@@ -8,20 +8,19 @@ import re
 from functools import partial
 from typing import Any
 
-from timm.models import efficientnet
-from timm.models._efficientnet_builder import decode_arch_def, resolve_bn_args, round_channels
+from timm.models import efficientnet, register_model
 from torch import nn
 
 from .family import (
     ATTENTION_OPTIONS,
-    KINDS,
     augment_network,
-    entry_point,
+    create,
     image_size,
     imagenet_cfgs,
     keyword_names,
     sort_options,
 )
+from .timm_seam import decode_arch_def, resolve_bn_args, round_channels
 
 __all__ = ["MnasNet"]
 
@@ -76,6 +75,13 @@ def _halvings(name: str, conv: nn.Conv2d, size: tuple[int, int]) -> int:
     return 1 if name.startswith("blocks.2.") else 0
 
 
+default_cfgs = imagenet_cfgs(
+    [f"{kind}_mnasnet_{width}" for kind in ("plain", "aa") for width in ("075", "100", "125", "140")],
+    interpolation="bicubic",
+    first_conv="conv_stem",
+    classifier="classifier",
+)
+
 _AUGMENTED = {
     "augmented": True,
     "num_heads": 4,
@@ -86,13 +92,54 @@ _AUGMENTED = {
     "attention_bias": True,
 }
 
-_VARIANTS = {
-    f"{kind}_mnasnet_{round(100 * width):03d}": ({"width": width, **settings}, f"MnasNet-A1 x {width}, {KINDS[kind]}.")
-    for kind, settings in (("plain", {}), ("aa", _AUGMENTED))
-    for width in (0.75, 1.0, 1.25, 1.4)
-}
 
-default_cfgs = imagenet_cfgs(_VARIANTS, interpolation="bicubic", first_conv="conv_stem", classifier="classifier")
+def _create(name: str, pretrained: bool, options: dict[str, Any], width: float, **settings: Any) -> MnasNet:
+    return create(MnasNet, name, pretrained, options, {"width": width, **settings}, {"feature_cls": "getter"})
 
-for _name, (_chosen, _doc) in _VARIANTS.items():
-    globals()[_name] = entry_point(__name__, MnasNet, _name, _chosen, _doc, {"feature_cls": "getter"})
+
+@register_model
+def plain_mnasnet_075(pretrained: bool = False, **options: Any) -> MnasNet:
+    """MnasNet-A1 x 0.75, plain."""
+    return _create("plain_mnasnet_075", pretrained, options, 0.75)
+
+
+@register_model
+def plain_mnasnet_100(pretrained: bool = False, **options: Any) -> MnasNet:
+    """MnasNet-A1 x 1.0, plain."""
+    return _create("plain_mnasnet_100", pretrained, options, 1.0)
+
+
+@register_model
+def plain_mnasnet_125(pretrained: bool = False, **options: Any) -> MnasNet:
+    """MnasNet-A1 x 1.25, plain."""
+    return _create("plain_mnasnet_125", pretrained, options, 1.25)
+
+
+@register_model
+def plain_mnasnet_140(pretrained: bool = False, **options: Any) -> MnasNet:
+    """MnasNet-A1 x 1.4, plain."""
+    return _create("plain_mnasnet_140", pretrained, options, 1.4)
+
+
+@register_model
+def aa_mnasnet_075(pretrained: bool = False, **options: Any) -> MnasNet:
+    """MnasNet-A1 x 0.75, attention augmented."""
+    return _create("aa_mnasnet_075", pretrained, options, 0.75, **_AUGMENTED)
+
+
+@register_model
+def aa_mnasnet_100(pretrained: bool = False, **options: Any) -> MnasNet:
+    """MnasNet-A1 x 1.0, attention augmented."""
+    return _create("aa_mnasnet_100", pretrained, options, 1.0, **_AUGMENTED)
+
+
+@register_model
+def aa_mnasnet_125(pretrained: bool = False, **options: Any) -> MnasNet:
+    """MnasNet-A1 x 1.25, attention augmented."""
+    return _create("aa_mnasnet_125", pretrained, options, 1.25, **_AUGMENTED)
+
+
+@register_model
+def aa_mnasnet_140(pretrained: bool = False, **options: Any) -> MnasNet:
+    """MnasNet-A1 x 1.4, attention augmented."""
+    return _create("aa_mnasnet_140", pretrained, options, 1.4, **_AUGMENTED)

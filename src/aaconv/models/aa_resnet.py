@@ -8,7 +8,7 @@ import re
 from functools import partial
 from typing import Any
 
-from timm.models import resnet
+from timm.models import register_model, resnet
 from torch import nn
 
 from ..layers.gates import GATES
@@ -16,7 +16,7 @@ from .family import (
     ATTENTION_OPTIONS,
     KINDS,
     augment_network,
-    entry_point,
+    create,
     gate_options,
     image_size,
     imagenet_cfgs,
@@ -99,22 +99,227 @@ _DEPTHS = {
     152: ("bottleneck", (3, 8, 36, 3)),
 }
 
+default_cfgs = imagenet_cfgs(
+    [f"{kind}_resnet{depth}" for kind in KINDS for depth in _DEPTHS],
+    interpolation="bilinear",
+    first_conv="conv1",
+    classifier="fc",
+)
 
-def _settings(kind: str, block: str, layers: tuple[int, ...]) -> dict[str, Any]:
-    settings: dict[str, Any] = {"block": block, "layers": layers}
-    if kind == "aa":
-        key_ratio, value_ratio = (0.25, 0.25) if block == "basic" else (0.2, 0.1)
-        return settings | {"augmented": True, "key_ratio": key_ratio, "value_ratio": value_ratio}
-    return settings if kind == "plain" else settings | {"gate": kind}
+_AUGMENTED_BASIC = {"augmented": True, "key_ratio": 0.25, "value_ratio": 0.25}
+_AUGMENTED_BOTTLENECK = {"augmented": True, "key_ratio": 0.2, "value_ratio": 0.1}
 
 
-_VARIANTS = {
-    f"{kind}_resnet{depth}": (_settings(kind, *shape), f"ResNet-{depth}, {title}.")
-    for kind, title in KINDS.items()
-    for depth, shape in _DEPTHS.items()
-}
+def _create(name: str, pretrained: bool, options: dict[str, Any], depth: int, **settings: Any) -> ResNet:
+    block, layers = _DEPTHS[depth]
+    return create(ResNet, name, pretrained, options, {"block": block, "layers": layers, **settings})
 
-default_cfgs = imagenet_cfgs(_VARIANTS, interpolation="bilinear", first_conv="conv1", classifier="fc")
 
-for _name, (_chosen, _doc) in _VARIANTS.items():
-    globals()[_name] = entry_point(__name__, ResNet, _name, _chosen, _doc)
+@register_model
+def plain_resnet18(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-18, plain."""
+    return _create("plain_resnet18", pretrained, options, 18)
+
+
+@register_model
+def plain_resnet34(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-34, plain."""
+    return _create("plain_resnet34", pretrained, options, 34)
+
+
+@register_model
+def plain_resnet50(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-50, plain."""
+    return _create("plain_resnet50", pretrained, options, 50)
+
+
+@register_model
+def plain_resnet101(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-101, plain."""
+    return _create("plain_resnet101", pretrained, options, 101)
+
+
+@register_model
+def plain_resnet152(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-152, plain."""
+    return _create("plain_resnet152", pretrained, options, 152)
+
+
+@register_model
+def se_resnet18(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-18, with SE."""
+    return _create("se_resnet18", pretrained, options, 18, gate="se")
+
+
+@register_model
+def se_resnet34(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-34, with SE."""
+    return _create("se_resnet34", pretrained, options, 34, gate="se")
+
+
+@register_model
+def se_resnet50(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-50, with SE."""
+    return _create("se_resnet50", pretrained, options, 50, gate="se")
+
+
+@register_model
+def se_resnet101(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-101, with SE."""
+    return _create("se_resnet101", pretrained, options, 101, gate="se")
+
+
+@register_model
+def se_resnet152(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-152, with SE."""
+    return _create("se_resnet152", pretrained, options, 152, gate="se")
+
+
+@register_model
+def ge_resnet18(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-18, with GE."""
+    return _create("ge_resnet18", pretrained, options, 18, gate="ge")
+
+
+@register_model
+def ge_resnet34(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-34, with GE."""
+    return _create("ge_resnet34", pretrained, options, 34, gate="ge")
+
+
+@register_model
+def ge_resnet50(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-50, with GE."""
+    return _create("ge_resnet50", pretrained, options, 50, gate="ge")
+
+
+@register_model
+def ge_resnet101(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-101, with GE."""
+    return _create("ge_resnet101", pretrained, options, 101, gate="ge")
+
+
+@register_model
+def ge_resnet152(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-152, with GE."""
+    return _create("ge_resnet152", pretrained, options, 152, gate="ge")
+
+
+@register_model
+def bam_resnet18(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-18, with BAM."""
+    return _create("bam_resnet18", pretrained, options, 18, gate="bam")
+
+
+@register_model
+def bam_resnet34(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-34, with BAM."""
+    return _create("bam_resnet34", pretrained, options, 34, gate="bam")
+
+
+@register_model
+def bam_resnet50(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-50, with BAM."""
+    return _create("bam_resnet50", pretrained, options, 50, gate="bam")
+
+
+@register_model
+def bam_resnet101(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-101, with BAM."""
+    return _create("bam_resnet101", pretrained, options, 101, gate="bam")
+
+
+@register_model
+def bam_resnet152(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-152, with BAM."""
+    return _create("bam_resnet152", pretrained, options, 152, gate="bam")
+
+
+@register_model
+def cbam_resnet18(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-18, with CBAM."""
+    return _create("cbam_resnet18", pretrained, options, 18, gate="cbam")
+
+
+@register_model
+def cbam_resnet34(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-34, with CBAM."""
+    return _create("cbam_resnet34", pretrained, options, 34, gate="cbam")
+
+
+@register_model
+def cbam_resnet50(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-50, with CBAM."""
+    return _create("cbam_resnet50", pretrained, options, 50, gate="cbam")
+
+
+@register_model
+def cbam_resnet101(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-101, with CBAM."""
+    return _create("cbam_resnet101", pretrained, options, 101, gate="cbam")
+
+
+@register_model
+def cbam_resnet152(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-152, with CBAM."""
+    return _create("cbam_resnet152", pretrained, options, 152, gate="cbam")
+
+
+@register_model
+def gala_resnet18(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-18, with GALA."""
+    return _create("gala_resnet18", pretrained, options, 18, gate="gala")
+
+
+@register_model
+def gala_resnet34(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-34, with GALA."""
+    return _create("gala_resnet34", pretrained, options, 34, gate="gala")
+
+
+@register_model
+def gala_resnet50(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-50, with GALA."""
+    return _create("gala_resnet50", pretrained, options, 50, gate="gala")
+
+
+@register_model
+def gala_resnet101(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-101, with GALA."""
+    return _create("gala_resnet101", pretrained, options, 101, gate="gala")
+
+
+@register_model
+def gala_resnet152(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-152, with GALA."""
+    return _create("gala_resnet152", pretrained, options, 152, gate="gala")
+
+
+@register_model
+def aa_resnet18(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-18, attention augmented."""
+    return _create("aa_resnet18", pretrained, options, 18, **_AUGMENTED_BASIC)
+
+
+@register_model
+def aa_resnet34(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-34, attention augmented."""
+    return _create("aa_resnet34", pretrained, options, 34, **_AUGMENTED_BASIC)
+
+
+@register_model
+def aa_resnet50(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-50, attention augmented."""
+    return _create("aa_resnet50", pretrained, options, 50, **_AUGMENTED_BOTTLENECK)
+
+
+@register_model
+def aa_resnet101(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-101, attention augmented."""
+    return _create("aa_resnet101", pretrained, options, 101, **_AUGMENTED_BOTTLENECK)
+
+
+@register_model
+def aa_resnet152(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-152, attention augmented."""
+    return _create("aa_resnet152", pretrained, options, 152, **_AUGMENTED_BOTTLENECK)

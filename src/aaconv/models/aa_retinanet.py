@@ -15,13 +15,13 @@ import timm
 import torch
 import torch.nn.functional as F
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import generate_default_cfgs
+from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelP6P7
 
 from ..detection import AnchorSettings, Detections, PostprocessSettings, make_anchors, postprocess
-from .family import KINDS, entry_point, image_size
+from .family import create, image_size
 
 __all__ = ["RetinaNet", "retinanet"]
 
@@ -207,24 +207,9 @@ def _halvings(name: str, conv: nn.Conv2d, size: tuple[int, int]) -> int:
     return 2 if name.startswith("layer2.") else 0
 
 
-def _settings(kind: str, depth: int) -> dict[str, Any]:
-    settings: dict[str, Any] = {"backbone": f"{kind}_resnet{depth}", "img_size": 640}
-    if kind != "aa":
-        return settings
-    conv = "conv1" if depth < 50 else "conv2"
-    where = re.compile(rf"layer[234]\.[1-9]\d*\.{conv}")  # no block with a stride, which is the first of its stage
-    return settings | {"where": where, "downsample": _halvings, "min_key_channels_per_head": 0}
-
-
-_VARIANTS = {
-    f"{kind}_retinanet_resnet{depth}": (_settings(kind, depth), f"RetinaNet on ResNet-{depth}, {KINDS[kind]}.")
-    for kind in ("plain", "se", "aa")
-    for depth in (18, 50, 101)
-}
-
 default_cfgs = generate_default_cfgs(
     {
-        name: {
+        f"{kind}_retinanet_resnet{depth}": {
             "num_classes": 90,
             "input_size": (3, 640, 640),
             "pool_size": None,
@@ -234,9 +219,71 @@ default_cfgs = generate_default_cfgs(
             "first_conv": "backbone.conv1",
             "classifier": "class_head.predict",
         }
-        for name in _VARIANTS
+        for kind in ("plain", "se", "aa")
+        for depth in (18, 50, 101)
     }
 )
 
-for _name, (_chosen, _doc) in _VARIANTS.items():
-    globals()[_name] = entry_point(__name__, RetinaNet, _name, _chosen, _doc)
+
+def _augmented(conv: str) -> dict[str, Any]:
+    """No block with a stride, which is the first of its stage."""
+    where = re.compile(rf"layer[234]\.[1-9]\d*\.{conv}")
+    return {"where": where, "downsample": _halvings, "min_key_channels_per_head": 0}
+
+
+def _create(name: str, pretrained: bool, options: dict[str, Any], backbone: str, **settings: Any) -> RetinaNet:
+    return create(RetinaNet, name, pretrained, options, {"backbone": backbone, "img_size": 640, **settings})
+
+
+@register_model
+def plain_retinanet_resnet18(pretrained: bool = False, **options: Any) -> RetinaNet:
+    """RetinaNet on ResNet-18, plain."""
+    return _create("plain_retinanet_resnet18", pretrained, options, "plain_resnet18")
+
+
+@register_model
+def plain_retinanet_resnet50(pretrained: bool = False, **options: Any) -> RetinaNet:
+    """RetinaNet on ResNet-50, plain."""
+    return _create("plain_retinanet_resnet50", pretrained, options, "plain_resnet50")
+
+
+@register_model
+def plain_retinanet_resnet101(pretrained: bool = False, **options: Any) -> RetinaNet:
+    """RetinaNet on ResNet-101, plain."""
+    return _create("plain_retinanet_resnet101", pretrained, options, "plain_resnet101")
+
+
+@register_model
+def se_retinanet_resnet18(pretrained: bool = False, **options: Any) -> RetinaNet:
+    """RetinaNet on ResNet-18, with SE."""
+    return _create("se_retinanet_resnet18", pretrained, options, "se_resnet18")
+
+
+@register_model
+def se_retinanet_resnet50(pretrained: bool = False, **options: Any) -> RetinaNet:
+    """RetinaNet on ResNet-50, with SE."""
+    return _create("se_retinanet_resnet50", pretrained, options, "se_resnet50")
+
+
+@register_model
+def se_retinanet_resnet101(pretrained: bool = False, **options: Any) -> RetinaNet:
+    """RetinaNet on ResNet-101, with SE."""
+    return _create("se_retinanet_resnet101", pretrained, options, "se_resnet101")
+
+
+@register_model
+def aa_retinanet_resnet18(pretrained: bool = False, **options: Any) -> RetinaNet:
+    """RetinaNet on ResNet-18, attention augmented."""
+    return _create("aa_retinanet_resnet18", pretrained, options, "aa_resnet18", **_augmented("conv1"))
+
+
+@register_model
+def aa_retinanet_resnet50(pretrained: bool = False, **options: Any) -> RetinaNet:
+    """RetinaNet on ResNet-50, attention augmented."""
+    return _create("aa_retinanet_resnet50", pretrained, options, "aa_resnet50", **_augmented("conv2"))
+
+
+@register_model
+def aa_retinanet_resnet101(pretrained: bool = False, **options: Any) -> RetinaNet:
+    """RetinaNet on ResNet-101, attention augmented."""
+    return _create("aa_retinanet_resnet101", pretrained, options, "aa_resnet101", **_augmented("conv2"))

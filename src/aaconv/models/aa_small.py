@@ -10,22 +10,13 @@ from operator import mul
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from timm.layers import DropPath, create_classifier
-from timm.models import checkpoint_seq
+from timm.layers import DropPath
+from timm.models import checkpoint_seq, register_model
 from torch import Tensor, nn
 
 from ..layers.gates import GATES
-from .family import (
-    ATTENTION_OPTIONS,
-    KINDS,
-    augment_network,
-    entry_point,
-    gate_options,
-    image_size,
-    small_image_cfgs,
-    sort_options,
-)
+from .classifier import Classifier
+from .family import ATTENTION_OPTIONS, augment_network, create, gate_options, image_size, small_image_cfgs, sort_options
 
 __all__ = ["SmallNet"]
 
@@ -49,7 +40,7 @@ class Block(nn.Module):
         return x + self.drop_path(y) if self.residual else y
 
 
-class SmallNet(nn.Module):
+class SmallNet(Classifier):
     """A 3x3 convolution of `width` channels for each of `strides`; those of 2, 2, 1 see windows of 3, 7, 15 pixels.
 
     gate: "se", "ge", "cbam", "gala" or None; its keywords (reduction, ...) are options.
@@ -74,16 +65,13 @@ class SmallNet(nn.Module):
         dtype: torch.dtype | None = None,
         **options: Any,
     ):
-        super().__init__()
+        super().__init__(num_classes=num_classes, in_chans=in_chans, drop_rate=drop_rate)
         if len(strides) < 2 or min(*strides, width) < 1:
             raise ValueError(f"there must be two strides or more, and a width of at least 1, got {strides=}, {width=}")
         own = {"strides", "width", "num_classes", "in_chans", "global_pool", "drop_rate", "drop_path_rate", "img_size"}
         names = gate_options(gate), ATTENTION_OPTIONS if augmented else set()
         gated, attention = sort_options(options, *names, owner=type(self).__name__, also=own)
         factory = {"device": device, "dtype": dtype}
-        self.num_classes, self.in_chans, self.drop_rate = num_classes, in_chans, drop_rate
-        self.num_features = self.head_hidden_size = width
-        self.grad_checkpointing = False
         rates = torch.linspace(0, drop_path_rate, len(strides), device="cpu").tolist()
         self.blocks = nn.Sequential(
             *(
@@ -103,10 +91,7 @@ class SmallNet(nn.Module):
             {"num_chs": width, "reduction": reduction, "module": f"blocks.{index}"}
             for index, reduction in enumerate(reductions)
         ]
-        self.global_pool, self.fc = create_classifier(width, num_classes, pool_type=global_pool, **factory)
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        self.add_head(width, global_pool, **factory)
         if augmented:
             where = re.compile(r"blocks\.[1-9]\d*\.conv")
             augment_network(self, in_chans, image_size(img_size), attention, where=where)
@@ -114,47 +99,13 @@ class SmallNet(nn.Module):
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
         return {"stem": r"^blocks\.0", "blocks": r"^blocks\.(\d+)"}
 
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.grad_checkpointing = enable
-
-    def get_classifier(self) -> nn.Module:
-        return self.fc
-
-    def reset_classifier(self, num_classes: int, global_pool: str = "avg") -> None:
-        weight = self.blocks[0].norm.weight
-        self.num_classes = num_classes
-        like = {"device": weight.device, "dtype": weight.dtype}
-        self.global_pool, self.fc = create_classifier(self.num_features, num_classes, pool_type=global_pool, **like)
-
     def forward_features(self, x: Tensor) -> Tensor:
         """[N, in_chans, H, W] -> [N, width, H / 4, W / 4] with the usual strides."""
         return checkpoint_seq(self.blocks, x) if self.grad_checkpointing else self.blocks(x)
 
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        x = self.global_pool(x)
-        x = F.dropout(x, self.drop_rate, self.training) if self.drop_rate else x
-        return x if pre_logits else self.fc(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
-
-
-_SETTINGS: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "se": {"gate": "se"},
-    # Parameters as near to the plain network's as whole channels a head allow.
-    "aa": {
-        "augmented": True,
-        "num_heads": 4,
-        "key_ratio": 0.75,
-        "value_ratio": 0.25,
-        "min_key_channels_per_head": 4,
-    },
-}
-_VARIANTS = {f"{kind}_small": (chosen, f"Three 3x3 convolutions, {KINDS[kind]}.") for kind, chosen in _SETTINGS.items()}
 
 default_cfgs = small_image_cfgs(
-    _VARIANTS,
+    ["plain_small", "se_small", "aa_small"],
     num_classes=2,
     # of the images of shapes
     mean=(0.3, 0.3, 0.3),
@@ -163,5 +114,27 @@ default_cfgs = small_image_cfgs(
     classifier="fc",
 )
 
-for _name, (_chosen, _doc) in _VARIANTS.items():
-    globals()[_name] = entry_point(__name__, SmallNet, _name, _chosen, _doc, {"flatten_sequential": True})
+
+def _create(name: str, pretrained: bool, options: dict[str, Any], **settings: Any) -> SmallNet:
+    features = {"flatten_sequential": True, "out_indices": (0, 1, 2)}
+    return create(SmallNet, name, pretrained, options, settings, features)
+
+
+@register_model
+def plain_small(pretrained: bool = False, **options: Any) -> SmallNet:
+    """Three 3x3 convolutions, plain."""
+    return _create("plain_small", pretrained, options)
+
+
+@register_model
+def se_small(pretrained: bool = False, **options: Any) -> SmallNet:
+    """Three 3x3 convolutions, with SE."""
+    return _create("se_small", pretrained, options, gate="se")
+
+
+@register_model
+def aa_small(pretrained: bool = False, **options: Any) -> SmallNet:
+    """Three 3x3 convolutions, attention augmented."""
+    # Parameters as near to the plain network's as whole channels per head allow.
+    attention = {"num_heads": 4, "key_ratio": 0.75, "value_ratio": 0.25, "min_key_channels_per_head": 4}
+    return _create("aa_small", pretrained, options, augmented=True, **attention)

@@ -1,291 +1,16 @@
-"""Wide-ResNets for CIFAR: plain, gated and attention augmented (table 1 of the paper).
+"""Wide-ResNets for CIFAR by name: plain, gated and attention augmented (table 1 of the paper)."""
 
-"Wide Residual Networks", Zagoruyko and Komodakis 2016, arXiv:1605.07146, as the AutoAugment code builds them (Cubuk et
-al. 2018, arXiv:1805.09501): shortcuts without parameters, further ones around every stage and around all three, and
-batch norms without a learned scale.
-"""
-
-import re
-from collections.abc import Callable
-from itertools import pairwise
 from typing import Any
 
-import torch
-import torch.nn.functional as F
-from timm.layers import DropPath, create_classifier
-from timm.models import checkpoint_seq
-from timm.models._features import feature_take_indices
-from torch import Tensor, nn
+from timm.models import register_model
 
-from ..layers.gates import GATES
-from .family import (
-    ATTENTION_OPTIONS,
-    KINDS,
-    augment_network,
-    entry_point,
-    gate_options,
-    image_size,
-    small_image_cfgs,
-    sort_options,
-)
+from .family import KINDS, create, small_image_cfgs
+from .wide_resnet import WideResNet
 
 __all__ = ["WideResNet"]
 
-
-class ShiftBatchNorm2d(nn.BatchNorm2d):
-    """Batch norm that learns a shift only; its scale of one is a buffer, so that fused kernels still take it.
-
-    The buffer is a frozen nn.Parameter: SyncBatchNorm.convert_sync_batchnorm makes it the new layer's weight. Without a
-    weight at all the GPU kernels would leave the shift without its gradient.
-    """
-
-    def __init__(self, num_features: int, **options: Any):
-        super().__init__(num_features, **options)
-        _keep_scale(self)
-        self.register_load_state_dict_post_hook(_keep_scale)  # assign=True makes it a parameter
-
-    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "ShiftBatchNorm2d":
-        super()._apply(fn, recurse)
-        _keep_scale(self)  # moved or cast it is a plain tensor
-        return self
-
-
-def _keep_scale(norm: ShiftBatchNorm2d, *_: Any) -> None:
-    scale = nn.Parameter(norm.weight.detach(), requires_grad=False)
-    norm._parameters.pop("weight", None)
-    norm._buffers["weight"] = scale  # not by setattr, which would make it a parameter again
-
-
-class Shortcut(nn.Module):
-    """Average pooling, then zero channels on both sides: [N, C, H, W] -> [N, out_channels, H / stride, W / stride]."""
-
-    def __init__(self, in_channels: int, out_channels: int, stride: int):
-        super().__init__()
-        self.before = (out_channels - in_channels) // 2
-        self.after = out_channels - in_channels - self.before
-        self.stride = stride
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.stride > 1:
-            x = F.avg_pool2d(x, self.stride, ceil_mode=True)
-        return F.pad(x, (0, 0, 0, 0, self.before, self.after)) if self.before or self.after else x
-
-
-class PreActBlock(nn.Module):
-    """Batch norm, ReLU, 3x3, twice. With shared_activation the shortcut starts after the first ReLU."""
-
-    def __init__(
-        self,
-        in_channels: int,
-        channels: int,
-        stride: int,
-        *,
-        shared_activation: bool,
-        gate: nn.Module | None,
-        drop_path: float,
-        **factory: Any,
-    ):
-        super().__init__()
-        self.shared_activation = shared_activation
-        self.bn1 = ShiftBatchNorm2d(in_channels, **factory)
-        self.act1 = nn.ReLU(inplace=True)
-        self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False, **factory)
-        self.bn2 = ShiftBatchNorm2d(channels, **factory)
-        self.act2 = nn.ReLU(inplace=True)
-        self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False, **factory)
-        self.gate = gate or nn.Identity()
-        self.drop_path = DropPath(drop_path) if drop_path else nn.Identity()
-        self.shortcut = Shortcut(in_channels, channels, stride)
-
-    def forward(self, x: Tensor) -> Tensor:
-        activated = self.act1(self.bn1(x))
-        y = self.conv2(self.act2(self.bn2(self.conv1(activated))))
-        return self.drop_path(self.gate(y)) + self.shortcut(activated if self.shared_activation else x)
-
-
-class Stage(nn.Module):
-    """Blocks of one width, and a shortcut around them all."""
-
-    def __init__(self, blocks: list[nn.Module], shortcut: nn.Module, gate: nn.Module | None):
-        super().__init__()
-        self.blocks = nn.Sequential(*blocks)
-        self.shortcut = shortcut
-        self.gate = gate or nn.Identity()
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.gate(self.blocks(x) + self.shortcut(x))
-
-
-class WideResNet(nn.Module):
-    """Wide-ResNet-depth-width with timm's interface.
-
-    gate: "se", "ge", "bam", "cbam", "gala" or None; its keywords (reduction, ...) are options.
-    augmented: swap the first 3x3 of every block; AAConv2d's keywords are options.
-    img_size: what the relative tables are made for; any other size runs as well.
-    drop_rate, drop_path_rate: dropout before the classifier; stochastic depth, rising linearly with the depth.
-    """
-
-    def __init__(
-        self,
-        depth: int = 28,
-        width: float = 10,
-        *,
-        num_classes: int = 100,
-        in_chans: int = 3,
-        global_pool: str = "avg",
-        drop_rate: float = 0.0,
-        drop_path_rate: float = 0.0,
-        gate: str | None = None,
-        augmented: bool = False,
-        img_size: int | tuple[int, int] = 32,
-        device: Any = None,
-        dtype: torch.dtype | None = None,
-        **options: Any,
-    ):
-        super().__init__()
-        own = {"num_classes", "in_chans", "global_pool", "drop_rate", "drop_path_rate", "img_size"}
-        names = gate_options(gate), ATTENTION_OPTIONS if augmented else set()
-        gated, attention = sort_options(options, *names, owner=type(self).__name__, also=own)
-        if depth < 10 or (depth - 4) % 6:
-            raise ValueError(f"depth must be 6 n + 4, got {depth=}; try {max(10, depth - (depth - 4) % 6)}")
-        img_size = image_size(img_size)
-        factory = {"device": device, "dtype": dtype}
-        self.num_classes, self.in_chans, self.drop_rate = num_classes, in_chans, drop_rate
-        self.grad_checkpointing = False
-
-        channels = [16, *(int(16 * width * scale) for scale in (1, 2, 4))]
-        self.conv1 = nn.Conv2d(in_chans, channels[0], 3, padding=1, bias=False, **factory)
-        self.feature_info = [{"num_chs": channels[0], "reduction": 1, "module": "conv1"}]
-
-        def make_gate(after: str, width: int) -> nn.Module | None:
-            fits = gate is not None and GATES[gate].after == after
-            return GATES[gate](width, **gated, **factory) if fits else None
-
-        per_stage = (depth - 4) // 6
-        rates = iter(torch.linspace(0, drop_path_rate, 3 * per_stage, device="cpu").tolist())
-        stages = []
-        for index, (wide_in, wide) in enumerate(pairwise(channels)):
-            stride = 1 if index == 0 else 2
-            blocks = [
-                PreActBlock(
-                    wide_in if first else wide,
-                    wide,
-                    stride if first else 1,
-                    shared_activation=first and index == 0,
-                    gate=make_gate("block", wide),
-                    drop_path=next(rates),
-                    **factory,
-                )
-                for first in (True, *[False] * (per_stage - 1))
-            ]
-            stage_gate = make_gate("stage", wide) if index < 2 else None
-            stages.append(Stage(blocks, Shortcut(wide_in, wide, stride), stage_gate))
-            self.feature_info.append({"num_chs": wide, "reduction": 2**index, "module": f"stages.{index}"})
-        self.stages = nn.Sequential(*stages)
-        self.shortcut = Shortcut(channels[0], channels[-1], 4)
-        self.norm = ShiftBatchNorm2d(channels[-1], **factory)
-        self.act = nn.ReLU(inplace=True)
-        self.num_features = self.head_hidden_size = channels[-1]
-        self.global_pool, self.fc = create_classifier(channels[-1], num_classes, pool_type=global_pool, **factory)
-        self.init_weights()
-        if augmented:
-            where = re.compile(r"stages\.\d+\.blocks\.\d+\.conv1")
-            augment_network(self, in_chans, img_size, attention, where=where)
-
-    def init_weights(self) -> None:
-        for module in self.modules():
-            if isinstance(module, nn.Conv2d):
-                nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-
-    def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        blocks = r"^stages\.(\d+)" if coarse else r"^stages\.(\d+)\.blocks\.(\d+)"
-        return {"stem": r"^conv1", "blocks": [(blocks, None), (r"^norm", (99999,))]}
-
-    def set_grad_checkpointing(self, enable: bool = True) -> None:
-        self.grad_checkpointing = enable
-
-    def get_classifier(self) -> nn.Module:
-        return self.fc
-
-    def reset_classifier(self, num_classes: int, global_pool: str = "avg") -> None:
-        like = {"device": self.conv1.weight.device, "dtype": self.conv1.weight.dtype}
-        self.num_classes = num_classes
-        self.global_pool, self.fc = create_classifier(self.num_features, num_classes, pool_type=global_pool, **like)
-        self.global_pool.train(self.training)
-        self.fc.train(self.training)
-
-    def forward_intermediates(
-        self,
-        x: Tensor,
-        indices: int | list[int] | None = None,
-        norm: bool = False,
-        stop_early: bool = False,
-        output_fmt: str = "NCHW",
-        intermediates_only: bool = False,
-    ) -> list[Tensor] | tuple[Tensor, list[Tensor]]:
-        """(features, intermediates): 0 is the first convolution, 1 to 3 the stages; norm: apply the last batch norm."""
-        if output_fmt != "NCHW":
-            raise ValueError(f"output_fmt must be 'NCHW', got {output_fmt=}")
-        take, deepest = feature_take_indices(len(self.feature_info), indices)
-        x = stem = self.conv1(x)
-        intermediates = [x] if 0 in take else []
-        for index, stage in enumerate(self.stages[:deepest] if stop_early else self.stages, start=1):
-            x = checkpoint_seq([stage], x) if self.grad_checkpointing else stage(x)
-            last = index == len(self.feature_info) - 1
-            if last:
-                x = x + self.shortcut(stem)
-            normed = self.act(self.norm(x)) if last and (norm or not intermediates_only) else x
-            if index in take:
-                intermediates.append(normed if norm else x)
-            x = normed
-        return intermediates if intermediates_only else (x, intermediates)
-
-    def prune_intermediate_layers(
-        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
-    ) -> list[int]:
-        """Drop what the wanted intermediates do not need; returns their indices."""
-        take, deepest = feature_take_indices(len(self.feature_info), indices)
-        self.stages = self.stages[:deepest]
-        if prune_norm:
-            self.norm = self.act = nn.Identity()
-        if prune_head:
-            self.reset_classifier(0, "")
-        return take
-
-    def forward_features(self, x: Tensor) -> Tensor:
-        """[N, in_chans, H, W] -> [N, num_features, H / 4, W / 4]."""
-        stem = self.conv1(x)
-        x = checkpoint_seq(self.stages, stem) if self.grad_checkpointing else self.stages(stem)
-        return self.act(self.norm(x + self.shortcut(stem)))
-
-    def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        x = self.global_pool(x)
-        x = F.dropout(x, self.drop_rate, self.training) if self.drop_rate else x
-        return x if pre_logits else self.fc(x)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.forward_head(self.forward_features(x))
-
-
-def _settings(kind: str, depth: int, width: int) -> dict[str, Any]:
-    settings: dict[str, Any] = {"depth": depth, "width": width}
-    if kind == "aa" and width == 10:
-        return settings | {"augmented": True, "key_ratio": 0.2, "value_ratio": 0.1}
-    if kind == "aa":
-        # 0.1 would leave the eight heads of a narrow first stage without a value channel.
-        narrow = {"key_ratio": 0.2, "value_ratio": 0.125, "min_value_channels_per_head": 1}
-        return settings | {"augmented": True, **narrow}
-    return settings if kind == "plain" else settings | {"gate": kind}
-
-
-_VARIANTS = {
-    f"{kind}_wrn{depth}_{width}": (_settings(kind, depth, width), f"Wide-ResNet-{depth}-{width}, {title}.")
-    for kind, title in KINDS.items()
-    for depth, width in ((28, 10), (28, 2), (16, 4), (40, 2))
-}
-
 default_cfgs = small_image_cfgs(
-    _VARIANTS,
+    [f"{kind}_wrn{shape}" for kind in KINDS for shape in ("28_10", "28_2", "16_4", "40_2")],
     num_classes=100,
     # of the CIFAR-100 training images
     mean=(0.5071, 0.4865, 0.4409),
@@ -294,6 +19,181 @@ default_cfgs = small_image_cfgs(
     classifier="fc",
 )
 
-for _name, (_chosen, _doc) in _VARIANTS.items():
-    _features = {"feature_cls": "getter", "out_indices": (0, 1, 2, 3)}
-    globals()[_name] = entry_point(__name__, WideResNet, _name, _chosen, _doc, _features)
+_AUGMENTED = {"augmented": True, "key_ratio": 0.2, "value_ratio": 0.1}
+# 0.1 would leave the eight heads of a narrow first stage without a value channel.
+_AUGMENTED_NARROW = {"augmented": True, "key_ratio": 0.2, "value_ratio": 0.125, "min_value_channels_per_head": 1}
+
+
+def _create(
+    name: str, pretrained: bool, options: dict[str, Any], depth: int, width: int, **settings: Any
+) -> WideResNet:
+    features = {"feature_cls": "getter", "out_indices": (0, 1, 2, 3)}
+    return create(WideResNet, name, pretrained, options, {"depth": depth, "width": width, **settings}, features)
+
+
+@register_model
+def plain_wrn28_10(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-28-10, plain."""
+    return _create("plain_wrn28_10", pretrained, options, 28, 10)
+
+
+@register_model
+def plain_wrn28_2(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-28-2, plain."""
+    return _create("plain_wrn28_2", pretrained, options, 28, 2)
+
+
+@register_model
+def plain_wrn16_4(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-16-4, plain."""
+    return _create("plain_wrn16_4", pretrained, options, 16, 4)
+
+
+@register_model
+def plain_wrn40_2(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-40-2, plain."""
+    return _create("plain_wrn40_2", pretrained, options, 40, 2)
+
+
+@register_model
+def se_wrn28_10(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-28-10, with SE."""
+    return _create("se_wrn28_10", pretrained, options, 28, 10, gate="se")
+
+
+@register_model
+def se_wrn28_2(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-28-2, with SE."""
+    return _create("se_wrn28_2", pretrained, options, 28, 2, gate="se")
+
+
+@register_model
+def se_wrn16_4(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-16-4, with SE."""
+    return _create("se_wrn16_4", pretrained, options, 16, 4, gate="se")
+
+
+@register_model
+def se_wrn40_2(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-40-2, with SE."""
+    return _create("se_wrn40_2", pretrained, options, 40, 2, gate="se")
+
+
+@register_model
+def ge_wrn28_10(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-28-10, with GE."""
+    return _create("ge_wrn28_10", pretrained, options, 28, 10, gate="ge")
+
+
+@register_model
+def ge_wrn28_2(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-28-2, with GE."""
+    return _create("ge_wrn28_2", pretrained, options, 28, 2, gate="ge")
+
+
+@register_model
+def ge_wrn16_4(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-16-4, with GE."""
+    return _create("ge_wrn16_4", pretrained, options, 16, 4, gate="ge")
+
+
+@register_model
+def ge_wrn40_2(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-40-2, with GE."""
+    return _create("ge_wrn40_2", pretrained, options, 40, 2, gate="ge")
+
+
+@register_model
+def bam_wrn28_10(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-28-10, with BAM."""
+    return _create("bam_wrn28_10", pretrained, options, 28, 10, gate="bam")
+
+
+@register_model
+def bam_wrn28_2(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-28-2, with BAM."""
+    return _create("bam_wrn28_2", pretrained, options, 28, 2, gate="bam")
+
+
+@register_model
+def bam_wrn16_4(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-16-4, with BAM."""
+    return _create("bam_wrn16_4", pretrained, options, 16, 4, gate="bam")
+
+
+@register_model
+def bam_wrn40_2(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-40-2, with BAM."""
+    return _create("bam_wrn40_2", pretrained, options, 40, 2, gate="bam")
+
+
+@register_model
+def cbam_wrn28_10(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-28-10, with CBAM."""
+    return _create("cbam_wrn28_10", pretrained, options, 28, 10, gate="cbam")
+
+
+@register_model
+def cbam_wrn28_2(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-28-2, with CBAM."""
+    return _create("cbam_wrn28_2", pretrained, options, 28, 2, gate="cbam")
+
+
+@register_model
+def cbam_wrn16_4(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-16-4, with CBAM."""
+    return _create("cbam_wrn16_4", pretrained, options, 16, 4, gate="cbam")
+
+
+@register_model
+def cbam_wrn40_2(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-40-2, with CBAM."""
+    return _create("cbam_wrn40_2", pretrained, options, 40, 2, gate="cbam")
+
+
+@register_model
+def gala_wrn28_10(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-28-10, with GALA."""
+    return _create("gala_wrn28_10", pretrained, options, 28, 10, gate="gala")
+
+
+@register_model
+def gala_wrn28_2(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-28-2, with GALA."""
+    return _create("gala_wrn28_2", pretrained, options, 28, 2, gate="gala")
+
+
+@register_model
+def gala_wrn16_4(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-16-4, with GALA."""
+    return _create("gala_wrn16_4", pretrained, options, 16, 4, gate="gala")
+
+
+@register_model
+def gala_wrn40_2(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-40-2, with GALA."""
+    return _create("gala_wrn40_2", pretrained, options, 40, 2, gate="gala")
+
+
+@register_model
+def aa_wrn28_10(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-28-10, attention augmented."""
+    return _create("aa_wrn28_10", pretrained, options, 28, 10, **_AUGMENTED)
+
+
+@register_model
+def aa_wrn28_2(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-28-2, attention augmented."""
+    return _create("aa_wrn28_2", pretrained, options, 28, 2, **_AUGMENTED_NARROW)
+
+
+@register_model
+def aa_wrn16_4(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-16-4, attention augmented."""
+    return _create("aa_wrn16_4", pretrained, options, 16, 4, **_AUGMENTED_NARROW)
+
+
+@register_model
+def aa_wrn40_2(pretrained: bool = False, **options: Any) -> WideResNet:
+    """Wide-ResNet-40-2, attention augmented."""
+    return _create("aa_wrn40_2", pretrained, options, 40, 2, **_AUGMENTED_NARROW)

@@ -1,4 +1,4 @@
-"""What the families share: keywords sorted to where they belong, and names registered with timm."""
+"""What the families share: keywords sorted to where they belong, and how timm builds the networks."""
 
 import inspect
 from collections.abc import Callable, Iterable
@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import build_model_with_cfg, generate_default_cfgs
 from torch import nn
 
 from ..layers.aaconv import AAConv2d
@@ -104,26 +104,20 @@ def _cfgs(names: Iterable[str], common: dict[str, Any]) -> Any:
     return generate_default_cfgs(found)
 
 
-def entry_point(
-    module: str,
-    model_class: type,
+def create(
+    model_class: type[nn.Module],
     name: str,
+    pretrained: bool,
+    options: dict[str, Any],
     settings: dict[str, Any],
-    doc: str,
     features: dict[str, Any] | None = None,
-) -> Callable[..., nn.Module]:
-    """Register `name` with timm: `model_class` with the paper's settings, which keywords override."""
+) -> Any:
+    """The network of that name: `model_class` with the paper's settings, which the caller's options override.
 
-    def create(pretrained: bool = False, **options: Any) -> nn.Module:
-        chosen = {key: value for key, value in settings.items() if not _replaced(key, options)}
-        return build_model_with_cfg(
-            model_class, name, pretrained, feature_cfg=dict(features or {}), **(chosen | options)
-        )
-
-    create.__name__ = create.__qualname__ = name
-    create.__module__ = module
-    create.__doc__ = doc
-    return register_model(create)
+    features: what timm is to know for features_only.
+    """
+    chosen = {key: value for key, value in settings.items() if not _replaced(key, options)}
+    return build_model_with_cfg(model_class, name, pretrained, feature_cfg=dict(features or {}), **(chosen | options))
 
 
 def _replaced(setting: str, options: dict[str, Any]) -> bool:

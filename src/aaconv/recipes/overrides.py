@@ -9,8 +9,6 @@ from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any, get_type_hints
 
-import torch
-
 from . import recipe as definition
 from .recipe import Model, Recipe
 from .yaml_file import fit
@@ -49,11 +47,10 @@ def _network(model: Model) -> tuple[str, dict[str, Any]]:
 
 def check_model(recipe: Recipe) -> None:
     """Build the network without memory for it; what is wrong with its name or options is a ValueError."""
-    from ..models import create_model
+    from ..models import create_without_memory
 
     try:
-        with torch.device("meta"):
-            create_model(recipe.model.name, **recipe.model.options)
+        create_without_memory(recipe.model.name, **recipe.model.options)
     except (TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
         options = "".join(f" --model.{name.replace('_', '-')} {value}" for name, value in recipe.model.options.items())
         message = " ".join(str(error).split())

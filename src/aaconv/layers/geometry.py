@@ -1,0 +1,77 @@
+"""Where the output pixels of a convolution lie on its input, and so the pixels of its attention map.
+
+A map has rows and columns; a sequence is a map of one row, whose axis of rows is `Axis()`.
+"""
+
+from dataclasses import dataclass
+
+import torch.nn.functional as F
+from torch import Tensor
+
+from .pooling import average
+
+
+@dataclass(frozen=True)
+class Axis:
+    """One axis of a convolution. `pads_to_same`: it pads itself, to length / stride pixels, whatever `padding` is."""
+
+    kernel: int = 1
+    stride: int = 1
+    padding: int = 0
+    dilation: int = 1
+    pads_to_same: bool = False
+
+    @property
+    def window(self) -> tuple[int, int, int]:
+        """Pixels to add (negative: to cut) before and after the axis, and the window to average there.
+
+        The window of output pixel i is centred where the convolution's is: the paper's 3 pixels for an odd kernel with
+        stride 2, exactly the pixels of the stride for an even kernel with an even stride.
+        """
+        reach = self.dilation * (self.kernel - 1)
+        odd = self.stride + 1 - self.stride % 2
+        if self.pads_to_same:
+            return 0, 0, odd
+        if reach % 2 and self.stride % 2 == 0:
+            side = self.padding - (reach + 1) // 2 + self.stride // 2
+            return side, side, self.stride
+        total = 2 * self.padding - reach
+        return -(-total // 2), total // 2, odd
+
+    def output_length(self, length: int) -> int:
+        before, after, window = self.window
+        reach = 1 if window % 2 else window  # an odd window is padded to its middle
+        return (length + before + after - reach) // self.stride + 1
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Both axes of a map, and how often attention halves it."""
+
+    rows: Axis
+    columns: Axis
+    halvings: int = 0
+
+    def output_size(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) of the output for a map of height x width."""
+        return self.rows.output_length(height), self.columns.output_length(width)
+
+    def attention_size(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) that attention works at for a map of height x width."""
+        height, width = self.output_size(height, width)
+        for _ in range(self.halvings):
+            height, width = (height - 1) // 2 + 1, (width - 1) // 2 + 1
+        return height, width
+
+    def pool(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """[batch, channels, height, width] at the attention's resolution, and the (height, width) of the output."""
+        (top, bottom, window_height), (left, right, window_width) = self.rows.window, self.columns.window
+        if top or bottom or left or right:
+            x = F.pad(x, (left, right, top, bottom))
+        stride = (self.rows.stride, self.columns.stride)
+        if stride != (1, 1):
+            x = average(x, (window_height, window_width), stride)
+        out_size = x.shape[-2:]
+        for _ in range(self.halvings):
+            x = average(x, (3, 3), (2, 2))
+        return x, out_size
