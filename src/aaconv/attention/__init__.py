@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from . import eager, sdpa, triton_backend
+from . import decomposed, eager, sdpa, triton_backend
 from .torch_state import someone_looks_on
 
 BACKENDS = {"triton": triton_backend, "sdpa": sdpa, "eager": eager}
@@ -52,6 +52,42 @@ def attend_2d(
         if kind is not None:
             _checked[kind] = chosen
     return BACKENDS[chosen].attend(qkv, rel_h, rel_w, **sizes)
+
+
+def attend_decomposed(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    *,
+    scale: float | None = None,
+    backend: str | None = None,
+) -> Tensor:
+    """Attention over the keys of a map, with a bias for the row and one for the column of a key.
+
+    q [batch, heads, queries, depth], k [batch, heads, keys, depth], v [batch, heads, keys, value depth], rows [batch,
+    heads, queries, height], columns [batch, heads, queries, width] -> [batch, heads, queries, value depth]. The logit
+    of a query for the key in row y and column x is
+
+        scale * q . k + rows[y] + columns[x]
+
+    with scale depth ** -0.5 by default. The keys of the map come last, row by row; keys before them (a class token)
+    have no bias. Queries may be any: of another map, of a window, of the same map. All five have gradients, and
+    nothing of the size queries x keys is stored by the triton and sdpa backends. backend: as in attend_2d.
+    """
+    inputs = q, k, v, rows, columns
+    decomposed.check(*inputs)
+    named = backend or chosen_default()
+    scale = q.shape[3] ** -0.5 if scale is None else scale
+    for name, form in decomposed.FORMS.items() if named is None else [(named, decomposed.FORMS[known_backend(named)])]:
+        reason = form.why_not(*inputs)
+        if reason is None:
+            return form.attend(*inputs, scale)
+        if named is not None:
+            raise ValueError(f"backend={named!r} cannot run: {reason}; backend=None takes the fastest that can")
+        _tell_once(name, reason)
+    raise AssertionError("the eager backend refuses nothing")
 
 
 def attention_maps(

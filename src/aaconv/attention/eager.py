@@ -47,3 +47,13 @@ def attend(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads
     # Autocast computes the softmax in float32; the product goes on in the dtype of the values.
     out = maps.to(v.dtype) @ v.flatten(2, 3)
     return join_heads(out, *qkv.shape[1:3])
+
+
+def attend_decomposed(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Tensor, scale: float) -> Tensor:
+    """The logit of a query for the key at (y, x) of the map is scale * q . k + rows[y] + columns[x]; keys before those
+    of the map have no bias."""
+    logits = (q * scale) @ k.transpose(-1, -2)
+    bias = (rows[..., :, None] + columns[..., None, :]).flatten(3).to(logits.dtype)
+    leading = k.shape[2] - bias.shape[3]
+    logits = torch.cat([logits[..., :leading], logits[..., leading:] + bias], dim=-1) if leading else logits + bias
+    return logits.softmax(-1).to(v.dtype) @ v

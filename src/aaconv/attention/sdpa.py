@@ -39,12 +39,31 @@ def attend(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads
         q = torch.cat([q, *(part.to(q.dtype) for part in relative_logits(q, rel_h, rel_w))], dim=-1)
         places = _rows_and_columns(height, width, k)
     q, k, v = (part.flatten(2, 3) for part in (q, k, v))
+    return join_heads(_attend_by_place(q, k, v, places), height, width)
+
+
+def why_not_decomposed(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Tensor) -> str | None:
+    """As why_not."""
+    return why_not(q, None, None, num_heads=1, key_channels=1)
+
+
+def attend_decomposed(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Tensor, scale: float) -> Tensor:
+    """[batch, heads, queries, depth] ... -> [batch, heads, queries, value depth]; keys before the map have no place."""
+    height, width = rows.shape[3], columns.shape[3]
+    places = _rows_and_columns(height, width, k)
+    if leading := k.shape[2] - height * width:
+        places = torch.cat([places.new_zeros(leading, height + width), places])
+    return _attend_by_place(torch.cat([q * scale, rows.to(q.dtype), columns.to(q.dtype)], dim=-1), k, v, places)
+
+
+def _attend_by_place(q: Tensor, k: Tensor, v: Tensor, places: Tensor) -> Tensor:
     call = _WithBlockedBackward.apply if _has_own_derivatives(q) else _attend_extended
-    return join_heads(call(q, k, v, places), height, width)
+    return call(q, k, v, places)
 
 
 def _attend_extended(q: Tensor, k: Tensor, v: Tensor, places: Tensor) -> Tensor:
-    """Extended queries q, keys k and values v [batch, heads, pixels, ...], one-hot places [pixels, height + width]."""
+    """Extended queries q [batch, heads, queries, ...], keys k and values v [batch, heads, keys, ...], one-hot places
+    [keys, height + width]."""
     value_depth = v.shape[-1]
     k = _extend(k, places)
     # The fused kernels want one depth for q, k and v (CPU), a multiple of 8 (CUDA): zeros change no product.
@@ -97,18 +116,18 @@ class _WithBlockedBackward(torch.autograd.Function):
             return *_differentiable_backward(*inputs, places, grad), None
         shapes = [part.shape for part in inputs]
         q, k, v, out, grad = (part.flatten(0, 1) for part in (*inputs, out, grad))
-        pixels, plain_q = k.shape[1], q[..., : k.shape[-1]].contiguous()
+        queries, pixels, plain_q = q.shape[1], k.shape[1], q[..., : k.shape[-1]].contiguous()
         offset = (grad * out).sum(-1, keepdim=True)
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        block = min(QUERIES_AT_ONCE, pixels) * pixels
-        heads_at_once = max(1, min(len(q), torch.get_num_threads() * max(1, WEIGHTS_AT_ONCE // block)))
+        at_once = min(QUERIES_AT_ONCE, queries)
+        heads_at_once = max(1, min(len(q), torch.get_num_threads() * max(1, WEIGHTS_AT_ONCE // (at_once * pixels))))
         # Written again and again: fresh memory for every block would cost as much as the products.
-        buffers = q.new_empty(2, heads_at_once, min(QUERIES_AT_ONCE, pixels), pixels)
+        buffers = q.new_empty(2, heads_at_once, at_once, pixels)
         for first in range(0, len(q), heads_at_once):
             heads = slice(first, first + heads_at_once)
             keys, values = _extend(k[heads], places), v[heads].transpose(1, 2)
-            for start in range(0, pixels, QUERIES_AT_ONCE):
-                rows = (heads, slice(start, start + QUERIES_AT_ONCE))
+            for start in range(0, queries, at_once):
+                rows = (heads, slice(start, start + at_once))
                 weights, dlogits = buffers[:, : len(keys), : q[rows].shape[1]]
                 torch.softmax(torch.bmm(q[rows], keys.transpose(1, 2), out=weights), -1, out=weights)
                 dv[heads].baddbmm_(weights.transpose(1, 2), grad[rows])

@@ -15,6 +15,7 @@ def someone_looks_on(*tensors: Tensor | None) -> bool:
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._are_functorch_transforms_active()
+        or torch.jit.is_tracing()
         or any(tensor is not None and type(tensor) not in _PLAIN for tensor in tensors)
     )
 

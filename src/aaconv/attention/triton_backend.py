@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from . import eager
+from . import eager, triton_wide
 from .torch_state import someone_looks_on
 from .triton_launch import INTERPRETED, device_of
-from .triton_plan import GROUP, Plan, ceil_div, key_parts, padded, plan_for, power_below
+from .triton_plan import GROUP, Plan, ceil_div, is_wide, key_parts, padded, plan_for, power_below
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 MAX_DEPTH = 128
@@ -29,32 +29,42 @@ def why_not(
     qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads: int, key_channels: int
 ) -> str | None:
     """None if the kernels can take these arguments, else the reason."""
-    if not HAS_TRITON:
-        return "triton is not installed"
-    # Before the sizes: torch.export would take a question about a symbolic size for a bound on it.
-    if qkv.device.type != "cuda" and not INTERPRETED:
-        return f"device {qkv.device.type} is not cuda (TRITON_INTERPRET=1 interprets the kernels on the cpu)"
-    if torch.version.hip:
-        return "the kernels are for NVIDIA GPUs"
+    if reason := why_not_here(qkv):
+        return reason
     if qkv.dtype not in DTYPES:
         return f"dtype {qkv.dtype} is not one of bfloat16, float16, float32"
-    if qkv.device.type != "cuda" and qkv.dtype == torch.bfloat16:
-        return "triton's interpreter has no products of bfloat16"
-    depth = max(key_channels, qkv.shape[3] - 2 * key_channels) // num_heads
+    key_depth, value_depth = key_channels // num_heads, qkv.shape[3] // num_heads - 2 * key_channels // num_heads
+    depth = max(key_depth, value_depth)
     if depth > MAX_DEPTH:
         return f"a head of {depth} channels is larger than {MAX_DEPTH}"
     if max(qkv.shape[1], qkv.shape[2]) > MAX_SIDE:
         return f"a map of {qkv.shape[1]} x {qkv.shape[2]} is larger than {MAX_SIDE} x {MAX_SIDE}"
-    shared = SHARED_MEMORY
-    if qkv.device.type == "cuda":
-        major, minor, shared = _abilities(qkv.device.index or 0)
-        if major < 8:
-            return f"compute capability {major}.{minor} is below 8.0"
+    if is_wide(key_depth, value_depth, qkv.dtype, rel_h is not None):
+        return None
+    shared = _abilities(qkv.device.index or 0)[2] if qkv.device.type == "cuda" else SHARED_MEMORY
     # What `pack` holds: the factors of the tails and those of the columns, padded to powers of two.
-    row = padded(key_channels // num_heads) * qkv.dtype.itemsize
-    tails = ceil_div(qkv.shape[1], GROUP) * key_parts(key_channels // num_heads)[2]
+    row = padded(key_depth) * qkv.dtype.itemsize
+    tails = ceil_div(qkv.shape[1], GROUP) * key_parts(key_depth)[2]
     if tails > power_below(0.6 * shared / row) or ceil_div(qkv.shape[2], 8) * 8 > power_below(0.3 * shared / row):
         return f"a map of {qkv.shape[1]} x {qkv.shape[2]} with heads of {depth} channels needs too much shared memory"
+    return None
+
+
+def why_not_here(tensor: Tensor) -> str | None:
+    """The reason why no kernel can run where this tensor is, if there is one."""
+    if not HAS_TRITON:
+        return "triton is not installed"
+    # Before the sizes: torch.export would take a question about a symbolic size for a bound on it.
+    if tensor.device.type != "cuda" and not INTERPRETED:
+        return f"device {tensor.device.type} is not cuda (TRITON_INTERPRET=1 interprets the kernels on the cpu)"
+    if torch.version.hip:
+        return "the kernels are for NVIDIA GPUs"
+    if tensor.device.type != "cuda" and tensor.dtype == torch.bfloat16:
+        return "triton's interpreter has no products of bfloat16"
+    if tensor.device.type == "cuda":
+        major, minor, _ = _abilities(tensor.device.index or 0)
+        if major < 8:
+            return f"compute capability {major}.{minor} is below 8.0"
     return None
 
 
@@ -79,6 +89,10 @@ def _forward(
     -> the output [batch, pixels, dv] and the log-sum-exp [batch * heads, 2, pixels] in two parts."""
     out, lse = _empty_forward(qkv, num_heads, key_channels)
     plan, qkv, tables = _prepare(qkv, rel_h, rel_w, height, num_heads, key_channels)
+    if plan.is_wide:
+        with device_of(qkv):
+            triton_wide.forward(qkv, *tables, height, num_heads, key_channels, out, lse)
+        return out, lse
     operands = plan.buffers(qkv, plan.operand_sizes)
     with device_of(qkv):
         for first, heads in plan.chunks():
@@ -102,6 +116,11 @@ def _backward(
     grad_qkv, grad_tables = _empty_backward(qkv, rel_h, rel_w)
     plan, qkv, tables = _prepare(qkv, rel_h, rel_w, height, num_heads, key_channels, backward=True)
     grad_out = grad_out.contiguous()
+    if plan.is_wide:
+        sizes = height, num_heads, key_channels
+        with device_of(qkv):
+            triton_wide.backward(grad_out, qkv, *tables, out, lse, *sizes, grad_qkv, grad_tables)
+        return grad_qkv, grad_tables
     *operands, grads, grad_logits = plan.buffers(qkv, plan.operand_sizes + plan.gradient_sizes)
     partial = lse.new_empty((plan.batch, num_heads, plan.splits, plan.length, key_channels // num_heads))
     with device_of(qkv):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from .triton_launch import INTERPRETED, Launcher, Piece, multiprocessors, pieces
-from .triton_tiles import SMALL_TABLE, TILES, Tile, Traits
+from .triton_tiles import MOST_CHANNELS, SMALL_TABLE, TILES, Tile, Traits
 
 ON_A_MULTIPROCESSOR = 4
 """Programs of two warps with all the registers there are that run beside each other on one multiprocessor of any GPU
@@ -81,6 +81,7 @@ class Plan:
             "PRECISION": "ieee" if exact and full_precision else "tf32",
         }
         channels = sizes["MAIN"] + sizes["TAIL"] + sizes["DV_PAD"]
+        self.is_wide = is_wide(depth, value_depth, dtype, table_dimensions > 0)
         line = power_of_two(max(self.height, self.width))
         mates = 1 if table_dimensions == 3 else math.gcd(MOST_TOGETHER, num_heads)  # they share the tables
         self.traits = Traits(self.pixels, channels, dtype.itemsize, sizes["OFFSETS"] * sizes["D_PAD"], line, mates)
@@ -176,6 +177,13 @@ class Plan:
             return tile
         columns = self.constants["KEY_COLS"]
         return tile._replace(keys=min(max(tile.keys, columns), columns * GROUP))
+
+
+def is_wide(depth: int, value_depth: int, dtype: torch.dtype, has_tables: bool) -> bool:
+    """Whether heads fill a matrix product themselves, and go to triton_wide. In float32, and without tables, they are
+    packed all the same."""
+    parts = _layout(1, 1, depth, value_depth)
+    return has_tables and dtype != torch.float32 and parts["MAIN"] + parts["TAIL"] + parts["DV_PAD"] > MOST_CHANNELS
 
 
 def launches_overlap() -> bool:

@@ -1,0 +1,255 @@
+"""The decomposed kernels as functions of tensors: how a call is cut into programs, and their launches.
+
+Queries, keys and values are [batch, heads, number, depth] with any strides but the last, which is 1: the packed
+projection of attend_2d is read as it is, and its gradient written packed.
+"""
+
+import functools
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from .triton_launch import Launcher, multiprocessors
+from .triton_plan import ceil_div, padded, power_of_two
+
+MOST_LEADING = 16
+"""Keys without positions before those of the map: one small tile."""
+KEY_COLUMNS = (64, 32, 16)
+"""Columns of the map that a tile of keys may have."""
+
+
+class Tile(NamedTuple):
+    """Queries and keys of a tile, and triton's launch options. One stage is not among them: with a depth in two parts
+    triton 3.6 then reads beyond its shared memory (illegal memory access on an H200)."""
+
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+
+
+def depth_parts(depth: int) -> tuple[int, int]:
+    """Powers of two whose sum holds the depth, the second one 0 where it would not save anything: 80 is 64 + 16."""
+    main = max(16, 1 << (depth.bit_length() - 1))
+    if depth <= main:
+        return main, 0
+    tail = padded(depth - main)
+    return (main, tail) if tail < main else (2 * main, 0)
+
+
+def key_columns(width: int) -> int:
+    """Columns of a strip of keys: as few as possible beyond the map, and few strips."""
+
+    def cost(columns: int) -> float:
+        strips = ceil_div(width, columns)
+        return strips * columns * (1 + 0.1 * (strips - 1))
+
+    return min(KEY_COLUMNS, key=cost)
+
+
+class Decomposed:
+    """One kind of call: its sizes, and the kernels once compiled."""
+
+    def __init__(
+        self,
+        shape: tuple[int, int, int, int],
+        value_depth: int,
+        height: int,
+        width: int,
+        leading: int,
+        scale: float,
+        small_cache: bool,
+    ) -> None:
+        self.batch, self.heads, self.queries, self.depth = shape
+        self.value_depth, self.height, self.width, self.leading, self.scale = value_depth, height, width, leading, scale
+        self.columns = key_columns(width)
+        self.strips = ceil_div(width, self.columns)
+        (main, tail), (v_main, v_tail) = depth_parts(self.depth), depth_parts(value_depth)
+        self.parts = {
+            "LEADING": leading,
+            "LEAD": max(16, power_of_two(leading)),
+            "D": self.depth,
+            "MAIN": main,
+            "TAIL": tail,
+            "DV": value_depth,
+            "V_MAIN": v_main,
+            "V_TAIL": v_tail,
+            "KEY_COLS": self.columns,
+        }
+        wide = max(main + tail, v_main + v_tail) > 96
+        small = height * width <= 256
+        self.tiles = {
+            "attend_decomposed_forward": Tile(64, 64, 4, 2 if wide and small_cache else 3),
+            "attend_decomposed_backward_queries": Tile(64, 64, 4, 2 if wide else 3),
+            "attend_decomposed_backward_keys": Tile(32 if small and not wide else 64, 64, 4, 2),
+        }
+        self.launchers: dict[Any, Launcher] = {}
+
+    def launch(self, name: str, tensors: list[Tensor], strides: tuple[int, ...], *more: int) -> None:
+        """Run a kernel; `strides` follow its tensors in its arguments, `more` come after all sizes."""
+        if (name, strides) not in self.launchers:
+            self.launchers[name, strides] = self._launcher(name)
+        sizes = (self.heads, self.queries, self.height, self.width, self.scale)
+        self.launchers[name, strides](tensors, (*strides, *sizes, *more))
+
+    def _launcher(self, name: str) -> Launcher:
+        from . import triton_decomposed_kernels
+
+        kernel, tile = getattr(triton_decomposed_kernels, name), self.tiles[name]
+        rows = max(1, tile.keys // self.columns)
+        constants = self.parts | {"BLOCK_M": tile.queries, "KEY_ROWS": rows}
+        constants["WHOLE"] = self.width % self.columns == 0 and self.height % rows == 0
+        chosen = {known: constants[known] for known in kernel.arg_names if known in constants}
+        if name == "attend_decomposed_backward_keys":
+            tiles = ceil_div(self.height, rows) * self.strips + (self.leading > 0)
+        else:
+            tiles = ceil_div(self.queries, tile.queries)
+        options = {"num_warps": tile.warps, "num_stages": tile.stages}
+        return Launcher(kernel, self.batch * self.heads * tiles, chosen | options)
+
+
+plan_decomposed = functools.lru_cache(maxsize=1024)(Decomposed)
+
+
+def plan_of(q: Tensor, k: Tensor, v: Tensor, height: int, width: int, scale: float) -> Decomposed:
+    leading = k.shape[2] - height * width
+    small_cache = q.is_cuda and torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin < 2**17
+    return plan_decomposed(tuple(q.shape), v.shape[3], height, width, leading, scale, small_cache)
+
+
+def forward(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    height: int,
+    width: int,
+    scale: float,
+    into: tuple[Tensor, Tensor],
+) -> None:
+    """rows [batch * heads, queries, at least height] and columns alike, contiguous, of q's dtype. Fills `into`: the
+    output [batch, heads, queries, value depth], with any strides but the last, and the log-sum-exp
+    [batch * heads, 2, queries], in base 2 and in two parts."""
+    plan, (out, lse) = plan_of(q, k, v, height, width, scale), into
+    strides = (*_strides(q, k, v, out), rows.stride(1), columns.stride(1))
+    plan.launch("attend_decomposed_forward", [q, k, v, rows, columns, out, lse], strides)
+
+
+def backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    height: int,
+    width: int,
+    scale: float,
+    grads: tuple[Tensor, Tensor, Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Writes the gradients of q, k and v into `grads`, and gives those of rows and columns, laid out as they are."""
+    plan = plan_of(q, k, v, height, width, scale)
+    grad_q, grad_k, grad_v = grads
+    grad_rows = rows.new_empty((plan.strips, *rows.shape))
+    grad_columns, delta = torch.empty_like(columns), torch.empty_like(lse[:, 0])
+    last = rows.stride(1), columns.stride(1)
+    tensors = [q, k, v, rows, columns, out, lse, grad_out, grad_q, grad_rows, grad_columns, delta]
+    strides = (*_strides(q, k, v, out, grad_out, grad_q), *last)
+    plan.launch("attend_decomposed_backward_queries", tensors, strides, rows.numel())
+    tensors = [q, k, v, rows, columns, lse, delta, grad_out, grad_k, grad_v]
+    plan.launch("attend_decomposed_backward_keys", tensors, (*_strides(q, k, v, grad_out, grad_k, grad_v), *last))
+    if plan.strips == 1:
+        return grad_rows[0], grad_columns
+    return grad_rows.sum(0, dtype=torch.float32).to(rows.dtype), grad_columns
+
+
+class Relative:
+    """Relative logits of one kind of call, from queries and tables, and the way back."""
+
+    def __init__(
+        self, shape: tuple[int, int, int, int], height: int, width: int, per_head: bool, device: int | None
+    ) -> None:
+        self.batch, self.heads, self.pixels, self.depth = shape
+        self.height, self.width, self.per_head = height, width, per_head
+        self.rows, self.columns = padded(height), padded(width)
+        main, tail = depth_parts(self.depth)
+        self.parts = {"D": self.depth, "MAIN": main, "TAIL": tail, "ROWS": self.rows, "TABLES_PER_HEAD": per_head}
+        self.line = min(64, padded(max(height, width)))
+        image_heads = self.batch * self.heads
+        self.together = _together(self.line, self.heads, per_head)
+        lines = height * ceil_div(width, self.line) + width * ceil_div(height, self.line)
+        self.programs = image_heads // self.together * lines
+        # Backward: a program a row of the map and a share of the image-heads, four times as many as fit the GPU.
+        self.back_together = _together(self.columns, self.heads, per_head)
+        self.groups = self.batch if per_head else image_heads // self.back_together
+        owners = self.heads if per_head else 1
+        self.splits = max(1, min(self.groups, ceil_div(4 * multiprocessors(device), height * owners)))
+        self.back_programs = height * self.splits * owners
+        self.launchers: dict[Any, Launcher] = {}
+
+    def logits(self, q: Tensor, rel_h: Tensor, rel_w: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+        """q [batch, heads, pixels, depth] -> rows [batch * heads, pixels, padded height], columns alike."""
+        rows = q.new_empty((self.batch * self.heads, self.pixels, self.rows))
+        columns = q.new_empty((self.batch * self.heads, self.pixels, self.columns))
+        constants = {"COLUMNS": self.columns, "LINE": self.line, "TOGETHER": self.together, "num_warps": 4}
+        sizes = (self.rows, self.columns, self.heads, self.height, self.width, scale)
+        arguments = (*_strides(q), *sizes)
+        self._launch("relative_logits", self.programs, constants, [q, rel_h, rel_w, rows, columns], arguments)
+        return rows, columns
+
+    def gradients(
+        self,
+        q: Tensor,
+        rel_h: Tensor,
+        rel_w: Tensor,
+        grad_rows: Tensor,
+        grad_columns: Tensor,
+        grad_q: Tensor,
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        """Adds the relative part to grad_q, and gives the gradients of the tables in float32."""
+        part_h = rel_h.new_empty((self.back_programs, self.height, self.depth), dtype=torch.float32)
+        part_w = rel_h.new_empty((self.back_programs, 2 * self.width - 1, self.depth), dtype=torch.float32)
+        many = self.columns * self.depth >= 4096
+        constants = {"OFFSETS": padded(2 * self.width - 1), "LINE": self.columns, "TOGETHER": self.back_together}
+        sizes = (grad_rows.stride(1), grad_columns.stride(1), self.groups, self.heads, self.height, self.width)
+        arguments = (*_strides(q, grad_q), *sizes, scale, self.splits)
+        tensors = [q, rel_h, rel_w, grad_rows, grad_columns, grad_q, part_h, part_w]
+        constants |= {"num_warps": 8 if many else 4}
+        self._launch("relative_logits_backward", self.back_programs, constants, tensors, arguments)
+        grad_h, grad_w = (torch.empty_like(table, dtype=torch.float32) for table in (rel_h, rel_w))
+        vectors = (self.heads if self.per_head else 1) * (2 * self.height + 2 * self.width - 2)
+        constants = {"D_PADDED": padded(self.depth), "AT_ONCE": 32, "num_warps": 4}
+        arguments = (self.height, self.width, self.splits)
+        self._launch("sum_tables", vectors, constants, [part_h, part_w, grad_h, grad_w], arguments)
+        return grad_h, grad_w
+
+    def _launch(
+        self, name: str, programs: int, constants: dict[str, Any], tensors: list[Tensor], scalars: tuple
+    ) -> None:
+        if (name, scalars) not in self.launchers:
+            from . import triton_relative_kernels
+
+            kernel = getattr(triton_relative_kernels, name)
+            known = {key: value for key, value in self.parts.items() if key in kernel.arg_names}
+            self.launchers[name, scalars] = Launcher(kernel, programs, known | constants)
+        self.launchers[name, scalars](tensors, scalars)
+
+
+plan_relative = functools.lru_cache(maxsize=1024)(Relative)
+
+
+def _together(line: int, heads: int, per_head: bool) -> int:
+    """Heads that share the vectors of a short line, up to 64 queries; those with tables of their own do not."""
+    together = 1
+    while not per_head and 2 * together * line <= 64 and heads % (2 * together) == 0:
+        together *= 2
+    return together
+
+
+def _strides(*tensors: Tensor) -> tuple[int, ...]:
+    return tuple(stride for tensor in tensors for stride in tensor.stride()[:3])

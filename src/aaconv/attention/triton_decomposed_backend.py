@@ -1,0 +1,168 @@
+"""The fused backend of attend_decomposed: a torch operator around the decomposed kernels."""
+
+import torch
+from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
+
+from . import eager
+from . import triton_decomposed as decomposed
+from .torch_state import someone_looks_on
+from .triton_backend import MAX_DEPTH, MAX_SIDE, why_not_here
+from .triton_launch import device_of
+
+DTYPES = (torch.bfloat16, torch.float16)
+
+
+def why_not(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Tensor) -> str | None:
+    """None if the kernels can take these arguments, else the reason."""
+    if reason := why_not_here(q):
+        return reason
+    if q.dtype not in DTYPES:
+        return f"dtype {q.dtype} is not one of bfloat16, float16"
+    if (depth := max(q.shape[3], v.shape[3])) > MAX_DEPTH:
+        return f"a head of {depth} channels is larger than {MAX_DEPTH}"
+    height, width = rows.shape[3], columns.shape[3]
+    if max(height, width) > MAX_SIDE:
+        return f"a map of {height} x {width} is larger than {MAX_SIDE} x {MAX_SIDE}"
+    if (leading := k.shape[2] - height * width) > decomposed.MOST_LEADING:
+        return f"{leading} keys before the map are more than {decomposed.MOST_LEADING}"
+    return None
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Tensor, scale: float) -> Tensor:
+    """[batch, heads, queries, depth] ... -> [batch, heads, queries, value depth]."""
+    inputs = q, k, v, rows, columns
+    if someone_looks_on(*inputs):
+        return attend_forward(*inputs, scale)[0]
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
+        return _Attend.apply(*inputs, scale)
+    return _forward(*inputs, scale)[0]
+
+
+def _forward(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Tensor, scale: float) -> tuple[Tensor, Tensor]:
+    into = _empty_forward(q, v)
+    with device_of(q):
+        q, k, v = map(_depth_last, (q, k, v))
+        height, width = rows.shape[3], columns.shape[3]
+        decomposed.forward(q, k, v, *_biases(q, rows, columns), height, width, scale, into)
+    return into
+
+
+def _backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    grads = tuple(map(_empty_contiguous, (q, k, v)))
+    with device_of(q):
+        q, k, v, grad_out = map(_depth_last, (q, k, v, grad_out))
+        by_row, by_column = _biases(q, rows, columns)
+        height, width = rows.shape[3], columns.shape[3]
+        grad_rows, grad_columns = decomposed.backward(
+            grad_out, q, k, v, by_row, by_column, out, lse, height, width, scale, grads
+        )
+    return *grads, grad_rows.view(rows.shape).to(rows.dtype), grad_columns.view(columns.shape).to(columns.dtype)
+
+
+def _biases(q: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
+    """[batch * heads, queries, ...] as the kernels take them."""
+    by_row, by_column = (bias.to(q.dtype).contiguous().flatten(0, 1) for bias in (rows, columns))
+    return by_row, by_column
+
+
+def _depth_last(part: Tensor) -> Tensor:
+    return part if part.stride(3) == 1 else part.contiguous()
+
+
+def _empty_contiguous(like: Tensor) -> Tensor:
+    return like.new_empty(like.shape)
+
+
+def _empty_forward(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """The output, of which the heads of a query lie side by side, and the log-sum-exp in two parts."""
+    batch, heads, queries, _ = q.shape
+    out = q.new_empty((batch, queries, heads, v.shape[3])).transpose(1, 2)
+    return out, q.new_empty((batch * heads, 2, queries), dtype=torch.float32)
+
+
+def _fake_forward(q, k, v, rows, columns, scale) -> tuple[Tensor, Tensor]:
+    return _empty_forward(q, v)
+
+
+def _fake_backward(grad_out, q, k, v, rows, columns, out, lse, scale) -> tuple[Tensor, ...]:
+    return tuple(map(_empty_contiguous, (q, k, v, rows, columns)))
+
+
+def _save(ctx, inputs, output) -> None:
+    *tensors, ctx.scale = inputs
+    out, lse = output
+    ctx.mark_non_differentiable(lse)
+    ctx.save_for_backward(*tensors, out, lse)
+
+
+def _gradients(ctx, grad_out: Tensor, _grad_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:
+    if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
+        return _differentiable_gradients(ctx, grad_out)
+    return *attend_backward(grad_out, *ctx.saved_tensors, ctx.scale), None
+
+
+def _differentiable_gradients(ctx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+    """Gradients that can be differentiated again, through the reference: the kernels have no second derivative."""
+    inputs = ctx.saved_tensors[:5]
+    wanted = [tensor for tensor in inputs if tensor.requires_grad]
+    grads = iter(torch.autograd.grad(eager.attend_decomposed(*inputs, ctx.scale), wanted, grad_out, create_graph=True))
+    return *(next(grads) if tensor.requires_grad else None for tensor in inputs), None
+
+
+class _Attend(torch.autograd.Function):
+    """The operator without what torch wraps around one: the same kernels, and the same gradients."""
+
+    @staticmethod
+    def forward(ctx, *inputs) -> Tensor:
+        output = _forward(*inputs)
+        _save(ctx, inputs, output)
+        return output[0]
+
+    @staticmethod
+    def backward(ctx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled():  # create_graph=True
+            return _differentiable_gradients(ctx, grad_out)
+        return *_backward(grad_out, *ctx.saved_tensors, ctx.scale), None
+
+
+_library = torch.library.Library("aaconv", "FRAGMENT")
+_library.define(
+    "attend_decomposed(Tensor q, Tensor k, Tensor v, Tensor rows, Tensor columns, float scale) -> (Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.define(
+    "attend_decomposed_backward(Tensor grad_out, Tensor q, Tensor k, Tensor v, Tensor rows, Tensor columns, "
+    "Tensor out, Tensor lse, float scale) -> (Tensor, Tensor, Tensor, Tensor, Tensor)",
+    tags=(torch.Tag.pt2_compliant_tag,),
+)
+_library.impl("attend_decomposed", _forward, "CompositeExplicitAutograd")
+_library.impl("attend_decomposed_backward", _backward, "CompositeExplicitAutograd")
+torch.library.register_fake("aaconv::attend_decomposed", _fake_forward, lib=_library)
+torch.library.register_fake("aaconv::attend_decomposed_backward", _fake_backward, lib=_library)
+torch.library.register_autograd("aaconv::attend_decomposed", _gradients, setup_context=_save, lib=_library)
+attend_forward = torch.ops.aaconv.attend_decomposed.default
+attend_backward = torch.ops.aaconv.attend_decomposed_backward.default
+
+
+@register_flop_formula(torch.ops.aaconv.attend_decomposed)
+def _forward_flops(q_shape, k_shape, v_shape, *args, **kwargs) -> int:
+    """Multiplications and additions of q k^T and p v."""
+    batch, heads, queries, depth = q_shape
+    return 2 * batch * heads * queries * k_shape[2] * (depth + v_shape[3])
+
+
+@register_flop_formula(torch.ops.aaconv.attend_decomposed_backward)
+def _backward_flops(grad, q_shape, k_shape, v_shape, *args, **kwargs) -> int:
+    """Two products for each of the forward's, without the recomputed logits."""
+    return 2 * _forward_flops(q_shape, k_shape, v_shape)

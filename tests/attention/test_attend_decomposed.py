@@ -1,0 +1,101 @@
+"""Attention with a bias of two parts: every backend against float64, output and all five gradients."""
+
+import math
+
+import pytest
+import torch
+
+from aaconv.attention import attend_2d, attend_decomposed, eager, sdpa
+from aaconv.attention.heads import relative_logits, split_heads
+
+SHAPES = [  # batch, heads, queries, height and width of the keys' map, leading keys, depth, value depth
+    (1, 1, 1, 1, 1, 0, 4, 4),
+    (2, 3, 7, 5, 3, 0, 8, 5),
+    (1, 2, 12, 3, 4, 1, 6, 6),
+    (2, 1, 5, 1, 9, 2, 16, 3),
+    (1, 2, 300, 9, 7, 0, 5, 20),
+]
+
+
+def random_inputs(batch, heads, queries, height, width, leading, depth, value_depth, dtype=torch.float64):
+    keys = leading + height * width
+    lengths = (queries, depth), (keys, depth), (keys, value_depth), (queries, height), (queries, width)
+    return [torch.randn(batch, heads, *length, dtype=torch.float64).to(dtype) for length in lengths]
+
+
+def output_and_gradients(attend, inputs, grad, **options):
+    leaves = [tensor.detach().clone().requires_grad_() for tensor in inputs]
+    out = attend(*leaves, **options)
+    return [out.detach(), *torch.autograd.grad(out, leaves, grad.to(out.dtype))]
+
+
+def test_the_reference_is_the_definition():
+    q, k, v, rows, columns = random_inputs(1, 1, 3, 2, 4, 1, 5, 2)
+    out = attend_decomposed(q, k, v, rows, columns, scale=0.3, backend="eager")
+    for i in range(3):
+        logits = [0.3 * q[0, 0, i] @ k[0, 0, 0]]
+        for y in range(2):
+            for x in range(4):
+                logits.append(0.3 * q[0, 0, i] @ k[0, 0, 1 + 4 * y + x] + rows[0, 0, i, y] + columns[0, 0, i, x])
+        torch.testing.assert_close(out[0, 0, i], torch.stack(logits).softmax(0) @ v[0, 0])
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_sdpa_is_the_reference(shape):
+    inputs = random_inputs(*shape)
+    grad = torch.randn(*inputs[0].shape[:3], shape[-1], dtype=torch.float64)
+    exact = output_and_gradients(attend_decomposed, inputs, grad, backend="eager")
+    for ours, wanted in zip(output_and_gradients(attend_decomposed, inputs, grad, backend="sdpa"), exact, strict=True):
+        torch.testing.assert_close(ours, wanted)
+
+
+def test_it_is_attend_2d_where_rows_and_columns_are_relative_logits():
+    height, width, heads, depth = 4, 6, 2, 5
+    qkv = torch.randn(2, height, width, heads * (2 * depth + 3), dtype=torch.float64)
+    rel_h, rel_w = (torch.randn(2 * side - 1, depth, dtype=torch.float64) for side in (height, width))
+    sizes = {"num_heads": heads, "key_channels": heads * depth}
+    q, k, v = split_heads(qkv, **sizes)
+    rows, columns = (part.flatten(2, 3) for part in relative_logits(q * depth**-0.5, rel_h, rel_w))
+    out = attend_decomposed(*(part.flatten(2, 3) for part in (q, k, v)), rows, columns)
+    wanted = attend_2d(qkv, rel_h, rel_w, **sizes, backend="eager")
+    torch.testing.assert_close(out.transpose(1, 2).flatten(2).unflatten(1, (height, width)), wanted)
+
+
+def test_the_scale_is_that_of_the_depth():
+    inputs = random_inputs(1, 1, 3, 2, 2, 0, 9, 4)
+    torch.testing.assert_close(attend_decomposed(*inputs), eager.attend_decomposed(*inputs, scale=1 / math.sqrt(9)))
+
+
+@pytest.mark.parametrize(
+    ("place", "shape", "told"),
+    [
+        (0, (2, 3, 4), r"q must be \[batch, heads, number, depth\], got shape \[2, 3, 4\]"),
+        (1, (1, 2, 12, 6), r"k must have the batch and heads of q, \[2, 3\]"),
+        (1, (2, 3, 12, 5), "k must have the depth of q, 6"),
+        (2, (2, 3, 11, 6), "v must have as many keys as k, 12"),
+        (3, (2, 3, 5, 3), "rows must have as many queries as q, 7"),
+        (4, (2, 3, 7, 5), r"k must have the 3 x 5 = 15 keys of the map .* got 12 keys"),
+    ],
+)
+def test_wrong_shapes_are_named(place, shape, told):
+    inputs = random_inputs(2, 3, 7, 3, 4, 0, 6, 6)
+    inputs[place] = torch.zeros(shape, dtype=torch.float64)
+    with pytest.raises(ValueError, match=told):
+        attend_decomposed(*inputs)
+
+
+def test_mixed_dtypes_devices_and_unknown_backends_are_named():
+    q, k, v, rows, columns = random_inputs(1, 1, 2, 2, 2, 0, 4, 4)
+    with pytest.raises(ValueError, match=r"k must have the dtype of q, torch.float64, got torch.float32"):
+        attend_decomposed(q, k.float(), v, rows, columns)
+    with pytest.raises(ValueError, match="columns must be on the device of q, cpu, got meta"):
+        attend_decomposed(q, k, v, rows, columns.to("meta"))
+    with pytest.raises(ValueError, match="backend must be one of eager, sdpa, triton or None, got backend='nope'"):
+        attend_decomposed(q, k, v, rows, columns, backend="nope")
+    with pytest.raises(ValueError, match="backend='triton' cannot run: .*; backend=None takes the fastest that can"):
+        attend_decomposed(q, k, v, rows, columns, backend="triton")
+
+
+def test_half_precision_without_a_fused_kernel_is_told():
+    inputs = [tensor.to(torch.complex64) for tensor in random_inputs(1, 1, 2, 2, 2, 0, 4, 4)]
+    assert "float16" in sdpa.why_not_decomposed(*inputs)
