@@ -4,7 +4,13 @@ import pytest
 import torch
 
 from aaconv import AAConv2d
-from aaconv.layers.convolution import convolve_around, has_hooks, likes_more_channels
+from aaconv.layers.convolution import (
+    can_reuse_weights,
+    convolve_around,
+    convolve_without_gradient,
+    has_hooks,
+    likes_more_channels,
+)
 
 
 def make_layer(**options):
@@ -29,6 +35,39 @@ def test_convolving_around_is_concatenating(stride, bias, padding_mode, padding)
     expected = torch.autograd.grad(whole, leaves, seed)
     for ours, theirs in zip(torch.autograd.grad(filled, leaves, seed), expected, strict=True):
         torch.testing.assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+def test_weights_that_are_kept_follow_those_of_the_layer(bias, dtype, mode):
+    """However they are changed: in place, behind autograd's back, or loaded."""
+    layer = make_layer(stride=2, bias=bias, dilation=(1, 2))
+    changes = [
+        lambda: None,
+        lambda: layer.conv.weight.data.mul_(2),
+        lambda: layer.load_state_dict({name: 3 * tensor for name, tensor in layer.state_dict().items()}),
+        lambda: layer.conv.double() and layer.conv.float(),
+    ]
+    x = torch.randn(2, 6, 7, 9)
+    for change in changes:
+        change()
+        with mode(), torch.autocast("cpu", dtype or torch.bfloat16, enabled=dtype is not None):
+            attended = torch.randn(2, layer.value_channels, 4, 5)
+            kept = convolve_without_gradient(layer.conv, x, attended)
+            wanted = convolve_around(layer.conv, x, attended)
+        torch.testing.assert_close(kept, wanted)
+
+
+def test_weights_are_kept_only_where_nothing_is_recorded():
+    conv, x, attended = make_layer().conv, torch.randn(1, 6, 5, 5), torch.randn(1, 8, 5, 5)
+    assert not can_reuse_weights(conv, x, attended)
+    with torch.no_grad():
+        assert can_reuse_weights(conv, x, attended)
+    frozen = conv.requires_grad_(False)
+    assert can_reuse_weights(frozen, x, attended)
+    assert not can_reuse_weights(frozen, x.requires_grad_(), attended)
+    assert not can_reuse_weights(frozen, x.detach(), attended.requires_grad_())
 
 
 def test_a_convolution_with_hooks_or_weights_it_makes_is_called():

@@ -14,9 +14,17 @@ from torch.nn.parameter import is_lazy
 
 from ..attention import attend_2d, attention_maps, known_backend
 from .channels import attention_channels, check_groups, in_each_dimension, resolve_channels
-from .convolution import check_own_weights, convolve_around, first_channels, likes_more_channels
+from .convolution import (
+    can_reuse_weights,
+    check_own_weights,
+    convolve_around,
+    convolve_without_gradient,
+    first_channels,
+    likes_more_channels,
+)
 from .geometry import Axis, Geometry
 from .lazy import initialize, make_lazy
+from .pointwise import project_in, project_out
 from .pooling import resize
 from .position import make_position
 from .tables import RelativeTables, TableSpec
@@ -208,13 +216,13 @@ class AAConvNd(RelativeTables):
             key_channels=self.key_channels,
             backend=self.backend,
         )
-        attended = self.project(attended.permute(0, 3, 1, 2))
+        attended = project_out(self.project, attended)
         if self.downsample:
             attended = resize(attended, out_size)
         return self._from_map(attended)
 
     def _attention_inputs(self, pooled: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        qkv = self.qkv(self.position.encode(pooled)).permute(0, 2, 3, 1)
+        qkv = project_in(self.qkv, self.position.encode(pooled))
         return qkv, *self.fitted_tables(*qkv.shape[1:3])
 
     def _combine(self, x: Tensor, attended: Tensor) -> Tensor:
@@ -222,7 +230,11 @@ class AAConvNd(RelativeTables):
         if self.conv is None:
             return attended
         if x.is_cuda and likes_more_channels(self.conv, self.out_channels):
-            return convolve_around(self.conv, x, attended)
+            if can_reuse_weights(self.conv, x, attended):
+                return convolve_without_gradient(self.conv, x, attended)
+            if torch.compiler.is_compiling() or torch.cuda.is_current_stream_capturing():
+                return convolve_around(self.conv, x, attended)
+        # Launched one by one, the operators that would save a GPU this copy take the host longer than it takes the GPU.
         return torch.cat([self.conv(x), attended], dim=1)
 
     def _table_spec(self) -> TableSpec:

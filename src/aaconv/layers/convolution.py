@@ -1,6 +1,7 @@
 """The convolution beside the attention: with fewer output channels than it was made with, or computed with more."""
 
 import copy
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
@@ -80,6 +81,44 @@ def convolve_around(conv: nn.Conv2d, x: Tensor, attended: Tensor) -> Tensor:
     result = F.conv2d(x, weight, bias, conv.stride, padding, conv.dilation, conv.groups)
     result[:, -slots:] = attended
     return result
+
+
+def convolve_without_gradient(conv: nn.Conv2d, x: Tensor, attended: Tensor) -> Tensor:
+    """convolve_around where nothing is recorded: the weights with zeros after them are kept, and filled by one copy,
+    which casts them for autocast, too."""
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    slots, channels = attended.shape[1], conv.out_channels
+    key = (slots, dtype, conv.weight.device, tuple(conv.weight.shape))
+    known = _widened.setdefault(conv, {})
+    if key not in known:
+        like = {"dtype": dtype, "device": conv.weight.device}
+        with torch.inference_mode(False):  # else only that mode could fill them again
+            weight = torch.zeros(channels + slots, *conv.weight.shape[1:], **like)
+            bias = None if conv.bias is None else torch.zeros(channels + slots, **like)
+            known.clear()
+            known[key] = weight.to(memory_format=torch.channels_last), bias
+    weight, bias = known[key]
+    weight[:channels].copy_(conv.weight)
+    if bias is not None:
+        bias[:channels].copy_(conv.bias)
+    result = F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation)
+    result[:, -slots:] = attended
+    return result
+
+
+_widened: WeakKeyDictionary[nn.Module, dict[tuple, tuple[Tensor, Tensor | None]]] = WeakKeyDictionary()
+
+
+def can_reuse_weights(conv: nn.Conv2d, x: Tensor, attended: Tensor) -> bool:
+    """Whether convolve_without_gradient may be called. Not inside a CUDA graph: what it keeps would be the graph's."""
+    return (
+        conv.padding_mode == "zeros"
+        and not (torch.is_grad_enabled() and any(t.requires_grad for t in (x, attended, conv.weight)))
+        and not torch.compiler.is_compiling()
+        and type(x) is Tensor
+        and not torch.cuda.is_current_stream_capturing()
+    )
 
 
 def _sides(conv: nn.Conv2d) -> list[int]:
