@@ -92,7 +92,7 @@ def test_mixed_dtypes_devices_and_unknown_backends_are_named():
         attend_decomposed(q, k, v, rows, columns.to("meta"))
     with pytest.raises(ValueError, match="backend must be one of eager, sdpa, triton or None, got backend='nope'"):
         attend_decomposed(q, k, v, rows, columns, backend="nope")
-    with pytest.raises(ValueError, match="backend='triton' cannot run: .*; backend=None takes the fastest that can"):
+    with pytest.raises(ValueError, match=r"backend='triton' cannot run: .*; backend=None takes the fastest that can"):
         attend_decomposed(q, k, v, rows, columns, backend="triton")
 
 

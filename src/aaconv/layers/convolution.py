@@ -117,7 +117,7 @@ def can_reuse_weights(conv: nn.Conv2d, x: Tensor, attended: Tensor) -> bool:
         and not (torch.is_grad_enabled() and any(t.requires_grad for t in (x, attended, conv.weight)))
         and not torch.compiler.is_compiling()
         and type(x) is Tensor
-        and not torch.cuda.is_current_stream_capturing()
+        and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
     )
 
 
