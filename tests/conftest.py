@@ -38,6 +38,19 @@ def no_curves():
 
 
 @pytest.fixture
+def nothing_recorded(tmp_path, monkeypatch):
+    """A working folder, and a package without results or measurements of its own."""
+    recorded = tmp_path / "recorded"
+    (recorded / "benchmarks").mkdir(parents=True)
+    (recorded / "benchmarks" / "table2.json").write_text("[]")
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.setattr("aaconv.runs.results.RECORDED", recorded)
+    monkeypatch.chdir(here)
+    return here
+
+
+@pytest.fixture
 def poisoned_buffers(monkeypatch):
     """What a kernel forgets to write must show."""
     new_empty = torch.Tensor.new_empty

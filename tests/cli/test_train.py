@@ -195,8 +195,7 @@ def test_torchrun_leaves_our_options_alone():
     from torch.distributed.run import get_args_parser
 
     theirs = [option for action in get_args_parser()._actions for option in action.option_strings]
-    commands = next(action for action in cli._command_line()._actions if action.dest == "command")
-    ours = [option for action in commands.choices["train"]._actions for option in action.option_strings]
+    ours = cli.command_line().commands["train"].option_strings()
     assert "--run-dir" in ours
     ambiguous = [option for option in ours if len([name for name in theirs if name.startswith(option)]) > 1]
     assert [option for option in ambiguous if option not in theirs] == ["--run"]

@@ -199,9 +199,9 @@ def test_a_page_names_the_classes_and_the_data(folder, said):
 
 
 def test_models_marks_the_names_that_have_weights(said):
-    lines = {line.split()[0]: line.rstrip() for line in said("models")[1].splitlines()}
-    assert lines["aa_wrn16_4"].endswith("cifar100: top-1 72.38 %, top-5 91.50 %")
-    assert "top-1" not in lines["aa_wrn28_10"]
+    lines = [line for line in said("models")[1].splitlines() if line.startswith("pretrained: ")]
+    assert lines[0] == "pretrained: aa_wrn16_4 on cifar100: top-1 72.38 %, top-5 91.50 %"
+    assert not any("aa_wrn28_10" in line for line in lines)
     assert json.loads(said("models json")[1])[0]["weights"].startswith("cifar100: top-1")
 
 

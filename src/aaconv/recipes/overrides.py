@@ -1,4 +1,4 @@
-"""Recipes changed by hand: every field as an option of the command line, generated from the dataclass."""
+"""Recipes with other values: changed by hand, or for the machine that they run on."""
 
 import ast
 import inspect
@@ -8,8 +8,6 @@ from dataclasses import replace
 from difflib import get_close_matches
 from itertools import pairwise
 from typing import Any, get_type_hints
-
-import torch
 
 from . import recipe as definition
 from .recipe import Model, Recipe
@@ -49,6 +47,8 @@ def _network(model: Model) -> tuple[str, dict[str, Any]]:
 
 def check_model(recipe: Recipe) -> None:
     """Build the network without memory for it; what is wrong with its name or options is a ValueError."""
+    import torch
+
     from ..models import create_model
 
     try:
