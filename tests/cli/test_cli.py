@@ -68,6 +68,15 @@ def test_help_names_every_command(capsys):
     assert {*cli.command_line().commands} == {*COMMANDS}
 
 
+@pytest.mark.parametrize("path", [(), *((group,) for group in BELOW)], ids=" ".join)
+def test_every_command_is_described_in_a_line(path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(*path, "--help") == 0
+    names = COMMANDS if not path else BELOW[path[0]]
+    *_, described = capsys.readouterr().out.rpartition(" ...\n")
+    assert [line.split()[0] for line in described.splitlines()] == list(names)
+
+
 @pytest.mark.parametrize("path", PATHS, ids=" ".join)
 def test_every_command_explains_itself_in_80_columns(path, capsys, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
@@ -75,7 +84,9 @@ def test_every_command_explains_itself_in_80_columns(path, capsys, monkeypatch):
     printed = capsys.readouterr().out
     assert f"usage: aaconv {' '.join(path)}" in printed
     assert ("example: " in printed) == (path[-1] not in BELOW)
-    assert max(map(len, printed.splitlines())) <= 80
+    lines = printed.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert path[-1] in BELOW or lines[-1].startswith("example: ")  # whole, to be copied
 
 
 def test_what_needs_no_torch_does_not_import_it():
@@ -122,7 +133,8 @@ def test_version(capsys):
 
 
 def test_a_command_is_needed(capsys):
-    assert "command" in error_of(capsys)
+    assert "a command is missing: one of demo, recipes, train, " in error_of(capsys)
+    assert "a benchmark is missing: one of layer, attention, model, table2, train; see" in error_of(capsys, "bench")
 
 
 @pytest.mark.parametrize(

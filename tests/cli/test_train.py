@@ -190,6 +190,27 @@ def test_torchrun_needs_one_folder_for_all(monkeypatch, here):
         launch.free_folder(recipes.get("demo-aa"))
 
 
+def test_torchrun_is_told_the_reason(here, monkeypatch, capsys):
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(here / "error.json"))
+    error = error_of(capsys, "record", "none")
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(here / "error.json"))
+    assert error.rstrip() in str(ChildFailedError("aaconv", {0: failure}))
+
+
+@pytest.mark.parametrize(("name", "slow"), [("demo-plain", False), ("cifar100-small-aa", True)])
+def test_a_recipe_for_a_gpu_says_so_on_a_cpu(name, slow, here, monkeypatch, capsys):
+    monkeypatch.setattr(launch.trainer, "train", lambda recipe, run, device: {})
+    monkeypatch.setattr(launch, "conclusion", lambda summary, run: "")
+    assert run("train", name, "--device", "cpu") == 0
+    assert (launch.SLOW in capsys.readouterr().out) == slow
+    assert launch.made_for_a_gpu(recipes.get(name)) == slow
+    assert {*re.findall(r"[a-z]+-\w+", launch.SLOW)} == {
+        n for n in recipes.names() if not launch.made_for_a_gpu(recipes.get(n))
+    }
+
+
 def test_torchrun_leaves_our_options_alone():
     """It refuses words that could be short for several of its own, also behind the name of the script."""
     from torch.distributed.run import get_args_parser

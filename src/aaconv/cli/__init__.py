@@ -1,10 +1,13 @@
 """The command `aaconv`: subcommands and their options, no logic; only what is run imports torch."""
 
 import argparse
+import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
 from ..version import __version__
 from . import bench, completion, data, doctor, explore, export, inference, models, paper, recipes, train
@@ -34,7 +37,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         if os.environ.get("AACONV_DEBUG") == "1":
             raise
-        print(f"aaconv: error: {' '.join(str(error).split())}", file=sys.stderr)
+        line = f"aaconv: error: {' '.join(str(error).split())}"
+        print(line, file=sys.stderr)
+        _tell_torchrun(line)
         return 2
     return 0
 
@@ -42,9 +47,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def command_line() -> Parser:
     """The parser of the whole command."""
     parser = Parser(prog="aaconv", description="Attention augmented convolutions for PyTorch.")
-    parser.add_argument("--version", action="version", version=f"aaconv {__version__}")
+    parser.add_argument("-V", "--version", action="version", version=f"aaconv {__version__}")
     parser.expect("command")
-    parser.add("demo", _demo, "train a small network without and with attention, on the CPU, in minutes")
+    parser.add("demo", _demo, "train small networks with and without attention on the CPU")
     for module in (recipes, train, inference, explore, models, paper, data, export, bench, doctor, completion):
         module.add_commands(parser)
     return parser
@@ -68,6 +73,14 @@ def _check_backend() -> None:
     name = os.environ.get("AACONV_BACKEND")
     if name and name not in BACKENDS:
         raise ValueError(f"AACONV_BACKEND must be one of {', '.join(BACKENDS)}, got {name!r}")
+
+
+def _tell_torchrun(line: str) -> None:
+    """torchrun ends with a report of its own, in which the reason stands where the process has left it in this file."""
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        extra = {"py_callstack": line, "timestamp": str(int(time.time()))}
+        with suppress(OSError):
+            Path(file).write_text(json.dumps({"message": {"message": line, "extraInfo": extra}}))
 
 
 def _demo(chosen: argparse.Namespace) -> None:

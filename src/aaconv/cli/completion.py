@@ -30,10 +30,8 @@ complete -o default -F _aaconv aaconv
 
 
 def add_commands(commands: Parser) -> None:
-    about = "print a script that completes `aaconv` in your shell"
-    completion = commands.add(
-        "completion", _completion, about, "bash > ~/.local/share/bash-completion/completions/aaconv"
-    )
+    about = "print a completion script for your shell"
+    completion = commands.add("completion", _completion, about, "bash >> ~/.bash_completion")
     completion.add_argument("shell", **one_of("shell", SHELLS), help=", ".join(SHELLS))
 
 

@@ -6,7 +6,7 @@ from .parsing import Parser, one_of, positive, seed
 
 
 def add_commands(commands: Parser) -> None:
-    data = commands.add("data", None, "look at a data set: preview")
+    data = commands.add("data", None, "look at a data set")
     data.expect("command")
     preview = data.add("preview", _preview, "draw a sheet of examples", "shapes -o sheet.png")
     preview.add_argument(

@@ -6,7 +6,7 @@ from .parsing import Parser
 
 
 def add_commands(commands: Parser) -> None:
-    commands.add("doctor", _doctor, "show what this machine can run, and the attention backend of each model")
+    commands.add("doctor", _doctor, "show what this machine can run, and each model's backend")
 
 
 def _doctor(chosen: argparse.Namespace) -> None:

@@ -12,11 +12,11 @@ def add_commands(commands: Parser) -> None:
 
 
 def _add_explore(commands: Parser) -> None:
-    about = "write a page that shows what each position of an image attends to"
+    about = "write a page that shows what each pixel attends to"
     explore = commands.add("explore", _explore, about, "runs/demo-aa cat.jpg dog.jpg -o page.html")
     add_source(explore)
     explore.add_argument("images", nargs="+", metavar="IMAGE", help="files, folders or quoted patterns")
-    explore.add_argument("-o", "--output", metavar="FILE", help="default: explore.html")
+    explore.add_argument("-o", "--output", metavar="FILE", help="the page, default: explore.html")
     explore.add_argument("--static", metavar="FIGURE", help="the paper's figure instead: a .png, .pdf or .svg file")
     explore.add_argument(
         "--at", type=position, nargs="+", metavar="X,Y", help="query positions of the figure, in input pixels"
@@ -28,10 +28,10 @@ def _add_explore(commands: Parser) -> None:
 
 
 def _add_report(commands: Parser) -> None:
-    about = "write a page about runs: recipe, environment, learning curves, metrics, cost"
+    about = "write a page about runs: curves, metrics, recipes, cost"
     report = commands.add("report", _report, about, "runs/demo-aa runs/demo-plain -o report.html")
     report.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
-    report.add_argument("-o", "--output", default="report.html", metavar="FILE", help="default: report.html")
+    report.add_argument("-o", "--output", default="report.html", metavar="FILE", help="the page, default: report.html")
     report.add_argument("--explorer", metavar="PAGE", help="a page of `aaconv explore` to link to")
 
 

@@ -15,13 +15,13 @@ def add_commands(commands: Parser) -> None:
 
 
 def _add_export(commands: Parser) -> None:
-    about = "write a network as ONNX, torch.export program or weights, and check the file by running it"
+    about = "write a network as ONNX, torch.export program or weights"
     export = commands.add("export", _export, about, "runs/demo-aa -o model.onnx")
     add_source(export)
     export.add_argument("-o", "--output", required=True, metavar="FILE", help="a .onnx, .pt2 or .safetensors file")
     export.add_argument("--size", type=positive, metavar="N", help="input size N x N; default: the network's own")
     export.add_argument("--opset", type=positive, metavar="N", help="ONNX opset version, default: 18")
-    export.add_argument("--raw", action="store_true", help="of a detector: class and box outputs, no post-processing")
+    export.add_argument("--raw", action="store_true", help="of a detector: outputs without postprocessing")
     export.add_argument("--fixed", action="store_true", help="fix height and width; the batch size stays free")
     export.add_argument("--data-dir", metavar="DIR", help=".safetensors: where the data set of its evaluation is")
     add_device(export, ".safetensors: ")
@@ -39,7 +39,7 @@ def _add_push(commands: Parser) -> None:
 
 
 def _add_convert(commands: Parser) -> None:
-    about = "convert weights of other implementations' AAConv layers to ours"
+    about = "convert AAConv weights of other implementations"
     convert = commands.add("convert", _convert, about, "theirs.pt -o model.safetensors --layout legendong")
     convert.add_argument("state", metavar="STATE", help="a state dict: .pt (tensors only) or .safetensors")
     convert.add_argument("-o", "--output", required=True, metavar="FILE", help="a .safetensors file")

@@ -15,7 +15,7 @@ def add_commands(commands: Parser) -> None:
 
 
 def _add_eval(commands: Parser) -> None:
-    about = "evaluate a network: accuracy and the most confused classes, or mAP"
+    about = "evaluate a network: accuracy and confused classes, or mAP"
     evaluate = commands.add("eval", _eval, about, "runs/demo-aa --data shapes")
     add_source(evaluate)
     evaluate.add_argument("--data", metavar="NAME", help="a data set; default: the one the run was evaluated on")
@@ -42,13 +42,13 @@ def _add_predict(commands: Parser) -> None:
 
 
 def _add_detect(commands: Parser) -> None:
-    about = "find objects in images: draw their boxes, and write COCO's result format"
+    about = "find objects in images; draw and write their boxes"
     detect = commands.add("detect", _detect, about, "runs/detection-demo photos/*.jpg -o found")
     detect.add_argument("source", metavar="RUN", help="run folder of a detector")
     detect.add_argument("images", nargs="+", metavar="IMAGE", help=IMAGES)
     detect.add_argument("-o", "--output", required=True, metavar="DIR", help="folder for pictures and detections.json")
     detect.add_argument("--threshold", type=score, default=0.3, metavar="SCORE", help="lowest score, default: 0.3")
-    detect.add_argument("--sheet", metavar="FILE", help="also all pictures on one sheet: a .png, .jpg or .webp file")
+    detect.add_argument("--sheet", metavar="FILE", help="also one sheet of all pictures: .png, .jpg or .webp")
     detect.add_argument("--weights", metavar="WHICH", help="last, best or ema; or a .safetensors file")
     add_device(detect)
 

@@ -15,7 +15,7 @@ def add_commands(commands: Parser) -> None:
 
     about = "count parameters, FLOPs and attention-map memory of a model"
     cost = commands.add("cost", _cost, about, "aa_resnet50 --layers")
-    cost.add_argument("model", metavar="MODEL", help="a name; `aaconv models` lists ours, timm's are known, too")
+    cost.add_argument("model", metavar="MODEL", help="a name of ours (`aaconv models`) or of timm's")
     cost.add_argument("--size", type=positive, nargs="+", metavar="N", help="height and width, or one number for both")
     cost.add_argument("--layers", action="store_true", help="layer by layer")
     add_json(cost)

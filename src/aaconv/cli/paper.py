@@ -11,9 +11,11 @@ PLOTS = ("params", "flops", "mnasnet-params", "mnasnet-flops", "ratios")
 
 
 def add_commands(commands: Parser) -> None:
-    about = "print the paper's tables 1 to 9, cell by cell, with ours beside them"
+    about = "print the paper's tables with our numbers beside them"
     table = commands.add("table", _table, about, "3")
-    table.add_argument("number", nargs="?", default="all", type=table_number, metavar="N|all", help="default: all")
+    table.add_argument(
+        "number", nargs="?", default="all", type=table_number, metavar="N|all", help="1 to 9, default: all"
+    )
     table.add_argument(
         "--results",
         metavar="DIR",
@@ -27,8 +29,8 @@ def add_commands(commands: Parser) -> None:
         "what",
         nargs="+",
         metavar="RUN|FIGURE",
-        help="run folders or recorded results (.json files, or patterns of the package's such as "
-        f"'cifar100/*wrn16_4*'), seeds are averaged; or one of {', '.join(PLOTS)}",
+        help="run folders, recorded results (.json files, or patterns such as 'cifar100/*wrn16_4*' of those that come "
+        f"with the package), averaged over seeds; or one of the paper's figures: {', '.join(PLOTS)}",
     )
     plot.add_argument(
         "-o", "--output", metavar="FILE", help="a .png, .svg or .pdf file; default: FIGURE.png or curves.png"

@@ -27,7 +27,9 @@ class Parser(argparse.ArgumentParser):
     def expect(self, kind: str) -> None:
         """Make a choice of commands, or of another kind of word, which `add` adds one by one."""
         self.kind = kind
-        self.below = self.add_subparsers(title=f"{kind}s", metavar=kind, dest=kind, required=True)
+        word = f"{kind.upper()} ..."
+        self.below = self.add_subparsers(title=f"{kind}s", metavar=word, dest=kind, required=True, prog=self.prog)
+        self.usage = f"{self.prog} {word}"
 
     def add(self, name: str, run: Run | None, help: str, example: str = "") -> "Parser":
         """The parser of one command; `run` is called with its arguments, without it the parser expects another word."""
@@ -47,6 +49,9 @@ class Parser(argparse.ArgumentParser):
             if word not in parser.commands:
                 parser.error(f"unknown {parser.kind} {word!r}{nearest(word, parser.commands)}")
             parser = parser.commands[word]
+        else:
+            if parser.commands:
+                parser.error(f"a {parser.kind} is missing: one of {', '.join(parser.commands)}")
         return parser
 
     def option_strings(self) -> list[str]:

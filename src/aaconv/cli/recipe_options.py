@@ -18,7 +18,7 @@ FIXED = ("evidence",)
 
 def add_options(parser: Parser) -> None:
     """An option for each field, without defaults: what is not given is not in the namespace."""
-    group = parser.add_argument_group("fields of the recipe", "every one can be overridden")
+    group = parser.add_argument_group("fields of the recipe", "each replaces the value of the recipe")
 
     def add(*names: str, **how: Any) -> None:
         parser.remember(group.add_argument(*names, default=argparse.SUPPRESS, **how))
@@ -102,13 +102,19 @@ def parse_value(text: str) -> Any:
 
 
 def _help(field: Any, hint: Any, text: str | None) -> str:
-    parts = [text or describe(hint)]
+    parts = [_as_a_phrase(text) if text else describe(hint)]
     if text and get_origin(_not_none(hint)) is Literal:
-        parts.append(describe(_not_none(hint)))
+        parts.append(f"one of {', '.join(get_args(_not_none(hint)))}")
     if field.default is not MISSING and field.default is not None and hint is not bool:
         default = " ".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
         parts.append(f"usually {default}" if default != "" else "")
     return "; ".join(part.rstrip(".") for part in parts if part).replace("%", "%%")
+
+
+def _as_a_phrase(text: str) -> str:
+    """As all help is written, without the capital of a sentence; None is what one writes there."""
+    text = text.replace("None: ", "none: ")
+    return text[0].lower() + text[1:] if text[1:2].islower() else text
 
 
 def _not_none(hint: Any) -> Any:

@@ -18,11 +18,11 @@ def add_commands(commands: Parser) -> None:
 
 
 def _add_train(commands: Parser) -> None:
-    example = "cifar100-small-aa --epochs 30 --lr 0.1 --model.num-heads 4 --seed 3"
+    example = "cifar100-small-aa --epochs 30 --model.num-heads 4"
     train = commands.add("train", _train, "train a recipe into a run folder, or resume a run", example)
-    train.usage = (
-        f"aaconv train [RECIPE | --from FILE | --resume RUN] [--run DIR]\n{'':20} [--FIELD VALUE ...] [option ...]"
-    )
+    train.usage = """\
+aaconv train [RECIPE | --from FILE | --resume RUN] [--run DIR]
+                    [--FIELD VALUE ...] [option ...]"""
     train.add_argument("recipe", nargs="?", metavar="RECIPE", help="a name; `aaconv recipes` lists them")
     train.add_argument("--from", dest="source", metavar="FILE", help="a recipe in a YAML file, such as RUN/recipe.yaml")
     train.add_argument("--resume", metavar="RUN", help="resume a run that was interrupted")
