@@ -28,11 +28,13 @@ print(*net(torch.randn(1, 3, 8, 8)).shape, *AAConv2d(8, 96, 3)(torch.randn(1, 8,
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("imports", ["from aaconv import attend_2d", "from aaconv.attention import attend_2d"])
 def test_the_operator_needs_torch_alone(imports):
     assert run_fresh(ATTEND.format(imports=imports), absent=BESIDES_TORCH) == "1 3 4 4\n"
 
 
+@pytest.mark.slow
 def test_the_layers_need_torch_alone():
     assert run_fresh(LAYER, absent=BESIDES_TORCH) == "1 96 8 8 1 96 5 5\n"
 
@@ -58,6 +60,7 @@ def test_editors_see_every_name_that_is_imported_late():
     assert names == set(aaconv.__all__) - {"__version__"} == {*aaconv._NAMES, *aaconv._ROOMS}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "imports",
     [
@@ -78,6 +81,7 @@ print(type(timm.create_model("aa_small")).__name__)
     assert run_fresh(program) == "SmallNet\n"
 
 
+@pytest.mark.slow
 def test_timm_is_imported_whole_where_our_models_cannot_be_registered():
     program = """
 import warnings

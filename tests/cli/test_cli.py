@@ -269,6 +269,7 @@ def test_doctor_says_why_a_named_backend_cannot_run(monkeypatch):
     assert list(BACKENDS)[-1] == "eager"
 
 
+@pytest.mark.processes
 def test_an_unknown_backend_in_the_environment_is_one_line():
     """Also to `python -m`, which imports the package before anything could catch an error."""
     environment = os.environ | {"AACONV_BACKEND": "nope"}
@@ -282,6 +283,7 @@ def test_the_backends_are_those_of_the_operator():
     assert list(cli.BACKENDS) == sorted(BACKENDS)
 
 
+@pytest.mark.processes
 def test_module_runs_and_a_closed_pipe_is_silent():
     shell = f"{sys.executable} -m aaconv table 9 --json | head -n 1"
     done = subprocess.run(
@@ -291,6 +293,7 @@ def test_module_runs_and_a_closed_pipe_is_silent():
     assert done.stderr == ""
 
 
+@pytest.mark.processes
 def test_a_closed_output_is_no_error():
     shell = f"{sys.executable} -m aaconv recipes >&-"
     done = subprocess.run(shell, shell=True, stderr=subprocess.PIPE, text=True)
@@ -311,6 +314,7 @@ STARTED = {
 }
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("command", STARTED.values(), ids=STARTED)
 @pytest.mark.parametrize("module", ["torch", "yaml"])  # what runs imports the one, the parsers the other
 def test_ctrl_c_is_clean_while_a_command_is_imported(command, module, tmp_path):
@@ -320,6 +324,7 @@ def test_ctrl_c_is_clean_while_a_command_is_imported(command, module, tmp_path):
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("after", [0.3, 1.5])
 def test_ctrl_c_is_clean_at_any_time(after):
     environment = {**os.environ, "PYTHONPATH": SOURCE}

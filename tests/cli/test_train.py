@@ -43,7 +43,8 @@ def test_recipes_fit_the_terminal(width, capsys, monkeypatch):
         assert max(len(line.rstrip()) for line in lines) <= width
 
 
-def test_recipes_are_listed_and_shown(capsys):
+def test_recipes_are_listed_and_shown(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert run("recipes", "cifar100-wrn*") == 0
     printed = capsys.readouterr().out
     assert printed.splitlines()[1].split() == [
@@ -318,6 +319,7 @@ def one_epoch(name, here, *words):
     return run_folder.read_summary(here / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "ge", "se", "aa", "aa-no-position"])
 def test_an_epoch_of_cifar100(kind, cifar, here):
     summary = one_epoch(f"cifar100-small-{kind}", here, "--data-dir", str(cifar))
@@ -325,6 +327,7 @@ def test_an_epoch_of_cifar100(kind, cifar, here):
     assert summary["loss"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

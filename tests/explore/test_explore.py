@@ -182,6 +182,7 @@ def test_the_page_is_one_file(loaded, image, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
+@pytest.mark.slow
 def test_a_page_of_aa_resnet50_can_be_sent(tmp_path):
     photograph = np.random.default_rng(0).integers(0, 256, (250, 300, 3), dtype=np.uint8)
     written = write_page("aa_resnet50", [photograph], tmp_path / "page.html")

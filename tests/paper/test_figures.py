@@ -19,6 +19,7 @@ def drawn(kind):
     return figure, figure.axes[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FIGURES)
 def test_every_format_is_written_and_repeats(kind, tmp_path):
     png, svg, pdf = (save(kind, tmp_path / f"figure.{ending}") for ending in ("png", "svg", "pdf"))
