@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test lint bench clean
+.PHONY: setup demo quick test lint costs bench clean
 
 setup: $(READY)
 
@@ -17,13 +17,23 @@ $(READY): pyproject.toml
 demo: setup
 	$(BIN)/aaconv demo
 
-# One thread a worker: the workers take the cores.
+# One thread per worker: the workers take the cores. Idle ones take over tests of busy ones, which differ in length.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto --dist worksteal
+
+# What can fail in two minutes.
+quick: setup
+	$(PYTEST) -m 'not slow and not browser and not processes'
+
 test: setup
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto
+	$(PYTEST)
 
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+
+# Count the models again: `aaconv models` and `aaconv table` answer from the file that this writes.
+costs: setup
+	$(BIN)/python -m aaconv.paper.recount
 
 bench: setup
 	$(BIN)/aaconv bench layer

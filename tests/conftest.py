@@ -1,11 +1,32 @@
 """Shared fixtures: fixed seeds, and a compiler without the memory of other tests."""
 
+import re
 import sys
+from pathlib import Path
 
 import pytest
 import torch
 
 from support.interpreted_bfloat16 import teach_bfloat16
+from support.interpreter import share_of_this_process
+
+GPU = Path(__file__).parent / "gpu"
+SLOW_FIXTURES = {"used"}
+"""Fixtures that take longer than the tests that use them."""
+LARGE = re.compile(r"resnet(101|152)|mnasnet_1\d\d")
+"""Parameters of tests: networks with a smaller one of their family, which is tested alike."""
+
+
+def pytest_collection_modifyitems(config, items):
+    for item in items:
+        if GPU in item.path.parents:
+            item.add_marker("gpu")
+        if SLOW_FIXTURES.intersection(getattr(item, "fixturenames", ())) or LARGE.search(item.name):
+            item.add_marker("slow")
+    share = share_of_this_process(items)
+    if share is not None:
+        config.hook.pytest_deselected(items=[item for item in items if item not in share])
+        items[:] = share
 
 
 @pytest.fixture(autouse=True)
@@ -35,6 +56,19 @@ def no_curves():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("aaconv.runs.curves.draw", lambda runs, path: None)
         yield
+
+
+@pytest.fixture
+def nothing_recorded(tmp_path, monkeypatch):
+    """A working folder, and a package without results or measurements of its own."""
+    recorded = tmp_path / "recorded"
+    (recorded / "benchmarks").mkdir(parents=True)
+    (recorded / "benchmarks" / "table2.json").write_text("[]")
+    here = tmp_path / "here"
+    here.mkdir()
+    monkeypatch.setattr("aaconv.runs.results.RECORDED", recorded)
+    monkeypatch.chdir(here)
+    return here
 
 
 @pytest.fixture

@@ -98,6 +98,22 @@ def test_the_attention_is_that_of_the_pixel_asked_for():
     torch.testing.assert_close(maps.sum((1, 2)), torch.ones(4))
 
 
+def test_the_figure_shows_the_examples_that_look_across_most():
+    dataset = open_dataset("shapes", split="test", number=4)
+    maps = torch.full((2, 8, 8), 1 / 64)
+    first = ((0, 0, (0.1, 0.2)), (1, 1, (0.7, 0.8)), (1, 0, (0.9, 0.1)))
+    found = [
+        [demo.Look(index, which, maps, 1, shares) for index, which, shares in first],
+        [demo.Look(index, 0, maps, 0, shares) for index, shares in ((2, (0.3, 0.6)), (3, (0.0, 0.0)))],
+    ]
+    figure = demo._panels("layer", found, dataset)
+    labels = [axes.get_xlabel() for axes in figure.axes if "other" in axes.get_xlabel()]
+    assert labels == ["70 % on the other", "80 % on the other", "30 % on the other", "60 % on the other"]
+    caption = figure.get_supxlabel()
+    assert "37 % of a head's weight is on the other object" in caption  # the mean of all five
+    assert "and 50 % of the weight of the head that has most there" in caption
+
+
 def test_the_share_on_an_object_counts_its_cells():
     weights = torch.arange(64.0).reshape(8, 8)
     box = torch.tensor([26.0, 5.0, 31.0, 9.0])  # columns 6, 7 and rows 1, 2 of cells of 4 pixels

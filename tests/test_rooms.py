@@ -1,13 +1,11 @@
 """The order of the rooms: each imports only rooms before it, imports inside functions included."""
 
-import ast
 from pathlib import Path
 
 import pytest
 
-import aaconv
+from support.source_tree import PACKAGE, imported_modules
 
-PACKAGE = Path(aaconv.__file__).parent
 FRONT_DOOR = {"__init__", "__main__", "version", "demo"}
 """The only modules that lie flat in the package; they may import every room."""
 
@@ -34,26 +32,11 @@ MAY_IMPORT = {
 """Every room, in order, with the rooms it may import. `version` holds one string, which all may read."""
 
 
-def imported_modules(source: str, package: str) -> set[str]:
-    """The absolute names of what the source imports of aaconv, wherever the statement stands."""
-    found = set()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names if alias.name.split(".")[0] == "aaconv"}
-        elif isinstance(node, ast.ImportFrom):
-            base = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
-            module = ".".join([*base, *filter(None, [node.module])])
-            if module == "aaconv":
-                found |= {f"aaconv.{alias.name}" for alias in node.names}
-            elif module.startswith("aaconv."):
-                found.add(module)
-    return found
-
-
 def wrong_imports(room: str, source: str, package: str) -> list[str]:
     """The imports of a file in the room that its order forbids."""
     allowed = {room, "version", *MAY_IMPORT[room].split()}
-    return sorted(name for name in imported_modules(source, package) if name.split(".")[1] not in allowed)
+    ours = (name.split(".") for name in imported_modules(source, package) if name.split(".")[0] == "aaconv")
+    return sorted(".".join(name) for name in ours if len(name) > 1 and name[1] not in allowed)
 
 
 def files_of(room: str) -> list[Path]:

@@ -1,20 +1,72 @@
-"""Attention augmented convolutions for PyTorch: convolutional networks that also attend."""
+"""Attention augmented convolutions for PyTorch: convolutional networks that also attend.
 
-from . import models, recipes
-from .attention import attend_2d, default_backend, set_default_backend
-from .layers.aaconv import AAConv1d, AAConv2d, attention_channels
-from .layers.augment import augment
+Names are imported when they are first used: the attention operator and the layers need torch alone. The models are
+registered with timm as soon as timm is imported, before or after this package.
+"""
+
+import warnings
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from .utils.after_import import after_import
 from .version import __version__
+
+if TYPE_CHECKING:
+    from . import attention, cost, explore, export, layers, models, recipes, training
+    from .attention import attend_2d, default_backend, set_default_backend
+    from .layers import AAConv1d, AAConv2d, attention_channels, augment
+    from .models import create_model, list_models
+    from .runs.load import load_model
 
 __all__ = [
     "AAConv1d",
     "AAConv2d",
     "__version__",
     "attend_2d",
+    "attention",
     "attention_channels",
     "augment",
+    "cost",
+    "create_model",
     "default_backend",
+    "explore",
+    "export",
+    "layers",
+    "list_models",
+    "load_model",
     "models",
     "recipes",
     "set_default_backend",
+    "training",
 ]
+
+_NAMES = {
+    **dict.fromkeys(("attend_2d", "default_backend", "set_default_backend"), ".attention"),
+    **dict.fromkeys(("AAConv1d", "AAConv2d", "attention_channels", "augment"), ".layers"),
+    **dict.fromkeys(("create_model", "list_models"), ".models"),
+    "load_model": ".runs.load",
+}
+_ROOMS = ("attention", "cost", "explore", "export", "layers", "models", "recipes", "training")
+
+
+def __getattr__(name: str) -> Any:
+    if name in _ROOMS:
+        return import_module(f".{name}", __name__)
+    if name not in _NAMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = globals()[name] = getattr(import_module(_NAMES[name], __name__), name)
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})
+
+
+def _register_models() -> None:
+    try:
+        import_module(".models", __name__)
+    except Exception as error:  # whoever imports timm must get it; who asks for a model of ours gets this error
+        warnings.warn(f"the models of aaconv are not registered with timm: {error}", stacklevel=2)
+
+
+after_import("timm", _register_models)

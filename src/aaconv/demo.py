@@ -1,6 +1,6 @@
 """`aaconv demo`: a question that windows cannot answer, put to a small network without and with attention.
 
-Each image of `shapes` shows two small objects, one near either edge: have they the same colour? The three networks of
+Each image of `shapes` shows two small objects, one near either edge: do they have the same colour? The networks of
 models/aa_small.py are trained alike, by the recipes demo-plain, demo-se and demo-aa, with about the same number of
 parameters. No window of their convolutions holds both objects, so that convolutions, averaged and classified linearly,
 get three of four images right at best (data/shapes.py has the proof). SE brings the average over the image into every
@@ -8,8 +8,9 @@ channel, attention lets every pixel look at all others.
 """
 
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
 from typing import Any
@@ -36,16 +37,16 @@ from .utils.figures import GREY, INK, STYLE
 from .utils.files import naming_unwritable
 
 BOUND = 75.0
-CHANCE = 50.0
 """Percent that convolutions with such windows can get right at best."""
+CHANCE = 50.0
 RUNS = Path("runs")
 CURVES, ATTENTION, PAGE = "demo/curves.png", "demo/attention.png", "demo/attention.html"
-FOR_THE_PAGE, LOOKED_AT = 4, 16  # images: on the page; to find the layer that looks across
+FOR_THE_PAGE, LOOKED_AT = 4, 24  # images: on the page; of either class, to find those that look across
 
 QUESTION = f"""\
-Two small objects far apart: have they the same colour? Guessing is right in
-50 % of the images, a network that sees one object at a time in {BOUND:.0f} % at best.
-Three small networks with about as many parameters learn it, one by one.
+Two small objects far apart: do they have the same colour? Guessing is right
+for 50 % of the images, a network that sees one object at a time for {BOUND:.0f} % at
+best. Three small networks of about the same size learn it, one after another.
 """
 
 
@@ -164,42 +165,77 @@ def examples(number: int) -> tuple[list[Tensor], list[str]]:
     return [dataset[index][0] for index in range(number)], [dataset.classes[label] for label in dataset.labels]
 
 
+@dataclass(frozen=True)
+class Look:
+    """What the heads of a layer attend to from the middle of one object (0 or 1) of a test image."""
+
+    index: int
+    which: int
+    maps: Tensor
+    """[heads, height, width]"""
+    guess: int
+    shares: tuple[float, ...]
+    """Of each head, the part of its weight that lies on the other object."""
+
+    @property
+    def across(self) -> float:
+        return sum(self.shares) / len(self.shares)
+
+
 def draw_attention(run: str | Path, path: str | Path) -> Path:
     """Where each head of one layer looks from a pixel of one object, in one image of either class.
 
-    Of the layers, and of the two objects, those are shown from which most of a head's weight goes to the other object.
+    Shown are the layer whose heads look most at the other object, and of each class the image and the object from which
+    they do so most.
     """
     loaded = load.load_model(run)
     layers = {name: layer for name, layer in loaded.model.named_modules() if isinstance(layer, AAConv2d)}
-    dataset = open_dataset("shapes", split="test", number=200)
+    dataset = open_dataset("shapes", split="test", number=8 * LOOKED_AT)
     normalize = Normalize(loaded.mean, loaded.std)
+    classes = [(dataset.labels == label).nonzero().flatten()[:LOOKED_AT].tolist() for label in (1, 0)]
 
-    def look(index: int, name: str, which: int) -> tuple[Tensor, int]:
+    def look(layer: AAConv2d, index: int, which: int) -> Look:
         image = normalize(dataset[index][0][None])
-        return attention_from(loaded.model, layers[name], image, _centre(dataset, index, which))
+        maps, guess = attention_from(loaded.model, layer, image, _centre(dataset, index, which))
+        other = dataset.boxes[index, 1 - which]
+        return Look(index, which, maps, guess, tuple(share(head, other, dataset.images.shape[1]) for head in maps))
 
-    def across(name: str, which: int) -> float:
-        looks = ((look(index, name, which)[0], dataset.boxes[index, 1 - which]) for index in range(LOOKED_AT))
-        return sum(max(share(head, box, dataset.images.shape[1]) for head in maps) for maps, box in looks)
+    def looks(layer: AAConv2d) -> list[list[Look]]:
+        return [[look(layer, index, which) for index in indices for which in (0, 1)] for indices in classes]
 
-    name, which = max(((name, which) for name in layers for which in (0, 1)), key=lambda pair: across(*pair))
-    chosen = [int((dataset.labels == label).nonzero()[0]) for label in (1, 0)]
-    heads = layers[name].num_heads
-
-    def panels() -> Figure:
-        figure = Figure(figsize=(1.75 * (heads + 1) + 0.2, 2.02 * len(chosen) + 0.95), layout="constrained")
-        title = f"From the ring, where do the heads of {name} look?"
-        figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK)
-        rows = figure.subplots(len(chosen), heads + 1)
-        for row, index in zip(rows, chosen, strict=True):
-            maps, guess = look(index, name, which)
-            _show_image(row[0], dataset, index, which, guess)
-            for head, axes in enumerate(row[1:]):
-                _show_head(axes, dataset, index, which, maps[head], f"head {head + 1}")
-        return figure
-
-    figures.write(panels, Path(path), STYLE | {"axes.grid": False})
+    found = {name: looks(layer) for name, layer in layers.items()}
+    name = max(found, key=lambda name: _mean(one.across for looks in found[name] for one in looks))
+    figures.write(lambda: _panels(name, found[name], dataset), Path(path), STYLE | {"axes.grid": False})
     return Path(path)
+
+
+def _panels(name: str, found: list[list[Look]], dataset: ArrayDataset) -> Figure:
+    chosen = [max(looks, key=lambda look: look.across) for looks in found]
+    heads = len(chosen[0].shares)
+    figure = Figure(figsize=(1.75 * (heads + 1) + 0.2, 2.02 * len(chosen) + 1.2), layout="constrained")
+    title = f"From the ring, where do the heads of {name} look?"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=13, color=INK)
+    figure.supxlabel(_caption(found), x=0.01, ha="left", fontsize=9, color=GREY)
+    for row, look in zip(figure.subplots(len(chosen), heads + 1), chosen, strict=True):
+        _show_image(row[0], dataset, look.index, look.which, look.guess)
+        for head, axes in enumerate(row[1:]):
+            _show_head(axes, dataset, look, head)
+    return figure
+
+
+def _caption(found: list[list[Look]]) -> str:
+    everything = [look for looks in found for look in looks]
+    usual, most = _mean(look.across for look in everything), _mean(max(look.shares) for look in everything)
+    return (
+        f"The examples that look across most, of {LOOKED_AT} test images per class. On average over all of "
+        f"them and both objects,\n{100 * usual:.0f} % of a head's weight is on the other object, "
+        f"and {100 * most:.0f} % of the weight of the head that has most there."
+    )
+
+
+def _mean(values: Iterable[float]) -> float:
+    values = list(values)
+    return sum(values) / len(values)
 
 
 @torch.no_grad()
@@ -235,19 +271,17 @@ def _show_image(axes: Any, dataset: ArrayDataset, index: int, which: int, guess:
     _ring(axes, dataset, index, which)
 
 
-def _show_head(axes: Any, dataset: ArrayDataset, index: int, which: int, weights: Tensor, title: str) -> None:
+def _show_head(axes: Any, dataset: ArrayDataset, look: Look, head: int) -> None:
     """One map over the image in grey, and how much of it lies on the other object."""
     size = dataset.images.shape[1]
-    axes.imshow(dataset.images[index].float().mean(-1).numpy(), cmap="gray", vmin=0, vmax=255)
+    axes.imshow(dataset.images[look.index].float().mean(-1).numpy(), cmap="gray", vmin=0, vmax=255)
     whole = (-0.5, size - 0.5, size - 0.5, -0.5)
-    axes.imshow(weights.numpy(), cmap="inferno", alpha=0.72, extent=whole, interpolation="bilinear", vmin=0)
-    axes.set_title(title, fontsize=10.5, color=INK)
-    axes.set_xlabel(
-        f"{100 * share(weights, dataset.boxes[index, 1 - which], size):.0f} % on the other", fontsize=9, color=GREY
-    )
-    x0, y0, x1, y1 = dataset.boxes[index, 1 - which].tolist()
+    axes.imshow(look.maps[head].numpy(), cmap="inferno", alpha=0.72, extent=whole, interpolation="bilinear", vmin=0)
+    axes.set_title(f"head {head + 1}", fontsize=10.5, color=INK)
+    axes.set_xlabel(f"{100 * look.shares[head]:.0f} % on the other", fontsize=9, color=GREY)
+    x0, y0, x1, y1 = dataset.boxes[look.index, 1 - look.which].tolist()
     axes.add_patch(Rectangle((x0 - 1, y0 - 1), x1 - x0 + 1, y1 - y0 + 1, fill=False, edgecolor="white", linewidth=0.9))
-    _ring(axes, dataset, index, which)
+    _ring(axes, dataset, look.index, look.which)
 
 
 def share(weights: Tensor, box: Tensor, size: int) -> float:

@@ -1,14 +1,10 @@
 """The fused kernels against float64, in triton's interpreter: no GPU needed, small maps only.
 
-The interpreter is chosen when triton decorates the kernels, so these tests run in a process of their own, which
-test_in_the_interpreter starts; tests/gpu/test_triton_gpu.py holds the compiled kernels to the same laws.
+They run in processes that test_in_the_interpreter starts. tests/gpu/test_triton_gpu.py holds the compiled kernels to
+the same laws.
 """
 
-import os
-import subprocess
-import sys
 from copy import deepcopy
-from importlib.metadata import version
 
 import pytest
 import torch
@@ -23,9 +19,11 @@ from support.fused_laws import (
     random_inputs,
     rising_inputs,
 )
+from support.interpreter import run_interpreted
 
 INTERPRETED = triton_backend.INTERPRETED
-interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the process test_in_the_interpreter starts")
+PARTS = 6
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the processes test_in_the_interpreter starts")
 pytestmark = [
     pytest.mark.usefixtures("poisoned_buffers"),
     pytest.mark.skipif(not triton_backend.HAS_TRITON, reason="triton is not installed"),
@@ -49,15 +47,11 @@ SHAPES = [  # batch, height, width, heads, key depth, value depth
 ]
 
 
-@pytest.mark.skipif(INTERPRETED, reason="this is that process")
-def test_in_the_interpreter():
-    versions = [tuple(map(int, version(name).split(".")[:2])) for name in ("triton", "numpy")]
-    if versions[0] < (3, 7) and versions[1] >= (2, 4):
-        pytest.skip("the interpreter of this triton does not run with this numpy")
-    environment = {**os.environ, "TRITON_INTERPRET": "1"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", __file__]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRETED, reason="this is such a process")
+@pytest.mark.parametrize("part", range(PARTS))
+def test_in_the_interpreter(part):
+    run_interpreted(__file__, part, PARTS)
 
 
 @interpreted

@@ -153,6 +153,7 @@ def test_old_results_stay_until_there_are_new_ones(tmp_path):
     assert json.loads(path.read_text())["rows"] == [{"new": 1}]
 
 
+@pytest.mark.slow
 def test_layer_measures_every_backend(tmp_path, capsys):
     layer.run([6], 1, device="cpu", rounds=2, json_to=str(tmp_path / "layer.json"))
     rows = {row["layer"]: row for row in json.loads((tmp_path / "layer.json").read_text())["rows"]}
@@ -183,6 +184,7 @@ def test_floors_by_hand():
     assert floors["both"]["bytes_ms"] > 2 * floors["forward"]["bytes_ms"]
 
 
+@pytest.mark.slow
 @without_gpu
 def test_attention_goes_on_after_a_variant_that_cannot_run(tmp_path):
     path = tmp_path / "attention.json"
@@ -231,6 +233,7 @@ def test_a_training_step_trains():
     assert sum(tensor.nbytes for tensor in held()) > 2 * parameters  # with momentum
 
 
+@pytest.mark.slow
 def test_model_compares_with_the_first(tmp_path, capsys):
     path = tmp_path / "model.json"
     names = ["plain_wrn16_4", "aa_wrn16_4"]
@@ -242,6 +245,7 @@ def test_model_compares_with_the_first(tmp_path, capsys):
     assert "aa_wrn16_4" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 @torch._inductor.config.patch(cpp_wrapper=False)  # and back
 def test_kernels_launched_from_cpp(tmp_path, monkeypatch, capsys):
     compiled_with, path = [], tmp_path / "model.json"

@@ -3,6 +3,8 @@
 import io
 import json
 import os
+import re
+import resource
 import signal
 import subprocess
 import sys
@@ -13,39 +15,116 @@ import torch
 from matplotlib.figure import Figure
 
 from aaconv import cli, demo
+from aaconv.attention import BACKENDS
 from aaconv.version import __version__
 from support.command_line import error_of, run
+from support.fresh import SOURCE, run_fresh
 
 COMMANDS = (
-    "demo",
-    "bench",
-    "cost",
-    "models",
-    "table",
-    "plot",
-    "doctor",
-    "recipes",
-    "train",
-    "eval",
-    "predict",
-    "record",
+    *(
+        "demo",
+        "recipes",
+        "train",
+        "record",
+        "eval",
+        "predict",
+        "detect",
+        "explore",
+        "report",
+        "models",
+        "cost",
+        "table",
+    ),
+    *("plot", "data", "export", "push", "convert", "bench", "doctor", "completion"),
 )
-BENCHMARKS = ("layer", "attention", "model", "table2")
+BELOW = {"bench": ("layer", "attention", "model", "table2", "train"), "data": ("preview",)}
+PATHS = [(command,) for command in COMMANDS] + [(first, word) for first, words in BELOW.items() for word in words]
+WITHOUT_TORCH = [
+    ["--help"],
+    ["--version"],
+    *([*path, "--help"] for path in PATHS),
+    ["recipes"],
+    ["recipes", "show", "cifar100-small-aa"],
+    ["recipes", "--json"],
+    ["models"],
+    ["cost", "aa_resnet50"],
+    ["table"],
+    ["completion", "bash"],
+    [],
+    ["cots"],
+    ["bench", "atention"],
+    ["train", "demo-aa", "--epoch", "3"],
+    ["train", "no-such-recipe"],
+    ["data", "preview", "shapes", "--split", "tset"],
+    ["recipes", "nothing-like-it"],
+]
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
 
 
 def test_help_names_every_command(capsys):
     assert run("--help") == 0
     printed = capsys.readouterr().out
-    assert all(f"\n    {command} " in printed for command in COMMANDS)
+    assert all(f"\n    {command} " in printed.replace("\n", " \n") for command in COMMANDS)
+    assert {*cli.command_line().commands} == {*COMMANDS}
 
 
-@pytest.mark.parametrize("command", [(c,) for c in COMMANDS] + [("bench", b) for b in BENCHMARKS])
-def test_every_command_explains_itself(command, capsys):
-    assert run(*command, "--help") == 0
+@pytest.mark.parametrize("path", [(), *((group,) for group in BELOW)], ids=" ".join)
+def test_every_command_is_described_in_a_line(path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(*path, "--help") == 0
+    names = COMMANDS if not path else BELOW[path[0]]
+    *_, described = capsys.readouterr().out.rpartition(" ...\n")
+    assert [line.split()[0] for line in described.splitlines()] == list(names)
+
+
+@pytest.mark.parametrize("path", PATHS, ids=" ".join)
+def test_every_command_explains_itself_in_80_columns(path, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(*path, "--help") == 0
     printed = capsys.readouterr().out
-    assert f"usage: aaconv {' '.join(command)}" in printed
-    assert ("example: " in printed) == (command != ("bench",))
+    assert f"usage: aaconv {' '.join(path)}" in printed
+    assert ("example: " in printed) == (path[-1] not in BELOW)
+    lines = printed.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert path[-1] in BELOW or lines[-1].startswith("example: ")  # whole, to be copied
+
+
+def test_what_needs_no_torch_does_not_import_it():
+    program = f"""
+import io, sys
+from aaconv.cli import main
+out = sys.stdout
+for words in {WITHOUT_TORCH}:
+    sys.stdout = sys.stderr = io.StringIO()
+    try:
+        main(words)
+    except SystemExit:
+        pass
+    found = [name for name in ("torch", "timm", "torchvision", "matplotlib", "numpy") if name in sys.modules]
+    print(*words, "imports", *found, file=out) if found else None
+"""
+    assert run_fresh(program) == ""
+
+
+def test_help_takes_no_time():
+    run_fresh("import aaconv.__main__, aaconv.cli")  # compiled
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run_fresh("from aaconv.__main__ import main; main()", "--help")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    assert after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime < 0.5  # seconds of CPU
+
+
+def test_a_parser_remembers_what_it_prints():
+    """Suggestions and completions are made from what the parsers remember."""
+
+    def parsers(parser):
+        return [parser, *(one for below in parser.commands.values() for one in parsers(below))]
+
+    for parser in parsers(cli.command_line()):
+        printed = parser.format_help()
+        shown = set(re.findall(r"(?<![\w-])--?[a-zA-Z][\w.-]*(?=[ ,\n])", printed.partition("options:")[2]))
+        assert set(parser.option_strings()) <= shown, parser.prog
+        assert all(f"\n    {name}" in printed for name in parser.commands)
 
 
 def test_version(capsys):
@@ -54,7 +133,8 @@ def test_version(capsys):
 
 
 def test_a_command_is_needed(capsys):
-    assert "command" in error_of(capsys)
+    assert "a command is missing: one of demo, recipes, train, " in error_of(capsys)
+    assert "a benchmark is missing: one of layer, attention, model, table2, train; see" in error_of(capsys, "bench")
 
 
 @pytest.mark.parametrize(
@@ -167,7 +247,7 @@ def test_marks_are_plain_where_the_terminal_knows_no_others(monkeypatch):
 def test_doctor_names_a_backend_for_every_model(monkeypatch, capsys):
     from aaconv.cli import doctor_report as doctor
 
-    monkeypatch.setattr(doctor, "list_models", lambda pattern: ["aa_resnet50", "aa_wrn16_4"])
+    monkeypatch.setattr(doctor, "known_models", lambda: ["aa_resnet50", "aa_wrn16_4"])
     assert run("doctor") == 0
     printed = capsys.readouterr().out
     assert torch.__version__ in printed
@@ -175,7 +255,7 @@ def test_doctor_names_a_backend_for_every_model(monkeypatch, capsys):
 
 
 def test_doctor_says_why_a_named_backend_cannot_run(monkeypatch):
-    from aaconv.attention import BACKENDS, default_backend, sdpa
+    from aaconv.attention import default_backend, sdpa
     from aaconv.cli import doctor_report as doctor
 
     monkeypatch.setattr(sdpa, "why_not", lambda *_, **__: "no luck")
@@ -189,6 +269,7 @@ def test_doctor_says_why_a_named_backend_cannot_run(monkeypatch):
     assert list(BACKENDS)[-1] == "eager"
 
 
+@pytest.mark.processes
 def test_an_unknown_backend_in_the_environment_is_one_line():
     """Also to `python -m`, which imports the package before anything could catch an error."""
     environment = os.environ | {"AACONV_BACKEND": "nope"}
@@ -198,6 +279,11 @@ def test_an_unknown_backend_in_the_environment_is_one_line():
     assert done.stderr == "aaconv: error: AACONV_BACKEND must be one of eager, sdpa, triton, got 'nope'\n"
 
 
+def test_the_backends_are_those_of_the_operator():
+    assert list(cli.BACKENDS) == sorted(BACKENDS)
+
+
+@pytest.mark.processes
 def test_module_runs_and_a_closed_pipe_is_silent():
     shell = f"{sys.executable} -m aaconv table 9 --json | head -n 1"
     done = subprocess.run(
@@ -207,20 +293,49 @@ def test_module_runs_and_a_closed_pipe_is_silent():
     assert done.stderr == ""
 
 
+@pytest.mark.processes
 def test_a_closed_output_is_no_error():
     shell = f"{sys.executable} -m aaconv recipes >&-"
     done = subprocess.run(shell, shell=True, stderr=subprocess.PIPE, text=True)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-@pytest.mark.parametrize("after", [0.1, 0.6])
-def test_ctrl_c_is_clean_before_everything_is_imported(after):
-    command = [
-        sys.executable,
-        "-c",
-        "import sys, aaconv_command; print('up', flush=True); sys.exit(aaconv_command.main())",
-    ]
-    process = subprocess.Popen([*command, "models"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+INTERRUPTED = """
+import os, signal, time
+try:
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+except BaseException:  # imports swallow exceptions here and there
+    pass
+"""
+STARTED = {
+    "the command": [sys.executable, "-c", "import sys; from aaconv.__main__ import main; sys.exit(main())"],
+    "the module": [sys.executable, "-m", "aaconv"],
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("command", STARTED.values(), ids=STARTED)
+@pytest.mark.parametrize("module", ["torch", "yaml"])  # what runs imports the one, the parsers the other
+def test_ctrl_c_is_clean_while_a_command_is_imported(command, module, tmp_path):
+    (tmp_path / f"{module}.py").write_text(INTERRUPTED)
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), SOURCE])}
+    done = subprocess.run([*command, "doctor"], env=environment, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "")
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("after", [0.3, 1.5])
+def test_ctrl_c_is_clean_at_any_time(after):
+    environment = {**os.environ, "PYTHONPATH": SOURCE}
+    source = "import sys; from aaconv.__main__ import main; print('up', flush=True); sys.exit(main())"
+    process = subprocess.Popen(
+        [sys.executable, "-c", source, "data", "preview", "imagenet", "--data-dir", "/nowhere"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     assert process.stdout.readline() == "up\n"
     time.sleep(after)
     process.send_signal(signal.SIGINT)

@@ -43,7 +43,8 @@ def test_recipes_fit_the_terminal(width, capsys, monkeypatch):
         assert max(len(line.rstrip()) for line in lines) <= width
 
 
-def test_recipes_are_listed_and_shown(capsys):
+def test_recipes_are_listed_and_shown(capsys, monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
     assert run("recipes", "cifar100-wrn*") == 0
     printed = capsys.readouterr().out
     assert printed.splitlines()[1].split() == [
@@ -190,13 +191,33 @@ def test_torchrun_needs_one_folder_for_all(monkeypatch, here):
         launch.free_folder(recipes.get("demo-aa"))
 
 
+def test_torchrun_is_told_the_reason(here, monkeypatch, capsys):
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+
+    monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(here / "error.json"))
+    error = error_of(capsys, "record", "none")
+    failure = ProcessFailure(local_rank=0, pid=1, exitcode=2, error_file=str(here / "error.json"))
+    assert error.rstrip() in str(ChildFailedError("aaconv", {0: failure}))
+
+
+@pytest.mark.parametrize(("name", "slow"), [("demo-plain", False), ("cifar100-small-aa", True)])
+def test_a_recipe_for_a_gpu_says_so_on_a_cpu(name, slow, here, monkeypatch, capsys):
+    monkeypatch.setattr(launch.trainer, "train", lambda recipe, run, device: {})
+    monkeypatch.setattr(launch, "conclusion", lambda summary, run: "")
+    assert run("train", name, "--device", "cpu") == 0
+    assert (launch.SLOW in capsys.readouterr().out) == slow
+    assert launch.made_for_a_gpu(recipes.get(name)) == slow
+    assert {*re.findall(r"[a-z]+-\w+", launch.SLOW)} == {
+        n for n in recipes.names() if not launch.made_for_a_gpu(recipes.get(n))
+    }
+
+
 def test_torchrun_leaves_our_options_alone():
     """It refuses words that could be short for several of its own, also behind the name of the script."""
     from torch.distributed.run import get_args_parser
 
     theirs = [option for action in get_args_parser()._actions for option in action.option_strings]
-    commands = next(action for action in cli._command_line()._actions if action.dest == "command")
-    ours = [option for action in commands.choices["train"]._actions for option in action.option_strings]
+    ours = cli.command_line().commands["train"].option_strings()
     assert "--run-dir" in ours
     ambiguous = [option for option in ours if len([name for name in theirs if name.startswith(option)]) > 1]
     assert [option for option in ambiguous if option not in theirs] == ["--run"]
@@ -298,6 +319,7 @@ def one_epoch(name, here, *words):
     return run_folder.read_summary(here / "run")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "ge", "se", "aa", "aa-no-position"])
 def test_an_epoch_of_cifar100(kind, cifar, here):
     summary = one_epoch(f"cifar100-small-{kind}", here, "--data-dir", str(cifar))
@@ -305,6 +327,7 @@ def test_an_epoch_of_cifar100(kind, cifar, here):
     assert summary["loss"] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [

@@ -10,8 +10,9 @@ import torchvision
 from torch import nn
 
 from aaconv import AAConv2d
-from aaconv.cost.counting import count, count_named, print_cost, print_models
+from aaconv.cost import count, count_named
 from aaconv.cost.flops import attention_ops
+from aaconv.cost.show import print_cost, print_models
 from aaconv.layers.convolution import has_hooks
 
 PAPER = {  # model: parameters, GFlops as the paper counts

@@ -51,6 +51,7 @@ def make_folder(root, classes=("ant", "bee"), number=3):
 # CIFAR
 
 
+@pytest.mark.slow
 def test_cifar100_is_the_published_one(cifar_dir):
     train, test = open_dataset("cifar100", cifar_dir), open_dataset("cifar100", cifar_dir, "test")
     assert isinstance(train, ArrayDataset)

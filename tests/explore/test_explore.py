@@ -182,6 +182,7 @@ def test_the_page_is_one_file(loaded, image, tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["page.html"]
 
 
+@pytest.mark.slow
 def test_a_page_of_aa_resnet50_can_be_sent(tmp_path):
     photograph = np.random.default_rng(0).integers(0, 256, (250, 300, 3), dtype=np.uint8)
     written = write_page("aa_resnet50", [photograph], tmp_path / "page.html")
@@ -306,6 +307,21 @@ def test_the_command_writes_page_and_figure(image, tmp_path, monkeypatch, capsys
     assert {path.name for path in tmp_path.iterdir()} == {"cat.png", "figure.png", "page.html"}
 
 
+@pytest.mark.parametrize("words", [["photos"], ["photos/*.png"], ["photos/a.png", "photos"]])
+def test_the_command_takes_folders_and_patterns(words, image, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "photos").mkdir()
+    for name in ("a.png", "b.png"):
+        Image.fromarray(image).save(tmp_path / "photos" / name)
+    assert cli.main(["explore", MODEL, *words, "--layers", "blocks.2"]) == 0
+    assert capsys.readouterr().out.startswith("wrote explore.html: 2 images, 1 layer, ")
+
+
+def test_a_folder_is_no_image(tmp_path):
+    with pytest.raises(IsADirectoryError, match="is a folder; name image files"):
+        load_image(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
@@ -316,10 +332,11 @@ def test_the_command_writes_page_and_figure(image, tmp_path, monkeypatch, capsys
         ),
         (["aa_smal", "cat.png"], "did you mean aa_small"),
         (["runs/nothing", "cat.png"], "runs/nothing is no run folder"),
-        (["aa_small", "dog.png"], "there is no image dog.png"),
+        (["aa_small", "dog.png"], "there is no image or folder dog.png"),
+        (["aa_small", "*.jpg"], "no file fits the pattern *.jpg"),
         (["aa_small", "text.png"], "text.png is no image"),
         (["aa_small", "half.png"], "half.png cannot be read"),
-        (["aa_small", "."], "is a folder"),
+        (["aa_small", "empty"], "there are no images in the folder empty"),
         (["aa_small", "cat.png", "--layers", "layer9"], "it has blocks."),
         (["aa_small", "cat.png", "-o", "nowhere/page.html"], "there is no folder nowhere"),
         (["aa_small", "cat.png", "--size", "300"], "pages take at most 2500"),
@@ -327,7 +344,7 @@ def test_the_command_writes_page_and_figure(image, tmp_path, monkeypatch, capsys
         (["aa_small", "cat.png", "--at", "3,3"], "needs --static"),
         (["aa_small", "cat.png", "--static", "figure.gif"], "must end in .png, .svg or .pdf"),
         (["aa_small", "cat.png", "--static", "figure.png", "--at", "40,3"], "0 to 31 pixels"),
-        (["aa_small", "cat.png", "cat.png", "--static", "figure.png"], "one image, got 2"),
+        (["aa_small", "cat.png", "text.png", "--static", "figure.png"], "one image, got 2"),
         (["aa_small", "cat.png", "--weights", "best"], "belong to a run folder"),
     ],
 )
@@ -336,6 +353,7 @@ def test_what_is_wrong_is_one_line(arguments, hint, image, tmp_path, monkeypatch
     Image.fromarray(image).save("cat.png")
     (tmp_path / "text.png").write_text("not an image")
     (tmp_path / "half.png").write_bytes((tmp_path / "cat.png").read_bytes()[:400])
+    (tmp_path / "empty").mkdir()
     before = set(tmp_path.iterdir())
     assert hint in error_of(capsys, "explore", *arguments)
     assert set(tmp_path.iterdir()) == before

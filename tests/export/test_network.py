@@ -52,6 +52,7 @@ def outputs_of(path, images):
     return [torch.from_numpy(part) for part in session.run(None, {"images": images.numpy()})]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [pytest.param("onnx", marks=needs_onnx), "pt2"])
 def test_the_file_computes_what_the_network_does(loaded, tmp_path, ending):
     said = []
@@ -78,6 +79,7 @@ def sizes_of(path):
     return tuple([dim.dim_param or dim.dim_value for dim in end.type.tensor_type.shape.dim] for end in ends)
 
 
+@pytest.mark.slow
 def test_what_the_network_pins_is_said(loaded, tmp_path):
     class Pinned(Network):
         def forward(self, x):
@@ -91,6 +93,7 @@ def test_what_the_network_pins_is_said(loaded, tmp_path):
     assert len(checks) == 2
 
 
+@pytest.mark.slow
 def test_everything_is_as_before_afterwards(loaded, tmp_path):
     loaded.model.conv.backend = "eager"
     checks = network.export(loaded, tmp_path / "model.pt2", size=24, fixed=True, say=lambda _: None)
@@ -100,6 +103,7 @@ def test_everything_is_as_before_afterwards(loaded, tmp_path):
         warnings.warn("heard", stacklevel=1)
 
 
+@pytest.mark.slow
 def test_a_file_that_is_off_is_not_kept(loaded, tmp_path, monkeypatch):
     (tmp_path / "model.pt2").write_text("the old one")
     write = network._write_program
@@ -114,6 +118,7 @@ def test_a_file_that_is_off_is_not_kept(loaded, tmp_path, monkeypatch):
     assert [path.read_text() for path in tmp_path.iterdir()] == ["the old one"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("always", [False, True])
 def test_sizes_that_are_bound_all_the_same_are_not_called_free(always, loaded, tmp_path, monkeypatch):
     real, said = network._write_program, []
@@ -139,6 +144,7 @@ def test_sizes_that_are_bound_all_the_same_are_not_called_free(always, loaded, t
     assert any(line.startswith("not with batch, height, width free: the file does not run on") for line in said)
 
 
+@pytest.mark.slow
 def test_a_nan_is_off(loaded, tmp_path):
     nn.init.constant_(loaded.model.classify.weight, float("nan"))
     with pytest.raises(ValueError, match="not kept"):
@@ -146,6 +152,7 @@ def test_a_nan_is_off(loaded, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [pytest.param("onnx", marks=needs_onnx), "pt2"])
 def test_files_do_not_tell_where_they_were_made(loaded, tmp_path, ending):
     path = tmp_path / f"model.{ending}"
@@ -155,6 +162,7 @@ def test_files_do_not_tell_where_they_were_made(loaded, tmp_path, ending):
         assert str(folder).encode() not in written
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_an_error_and_not_the_end_of_the_process(loaded, tmp_path, monkeypatch):
     def full(path, data):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -165,6 +173,7 @@ def test_a_full_disk_is_an_error_and_not_the_end_of_the_process(loaded, tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 @needs_onnx
 @pytest.mark.parametrize(("opset", "reason"), [(5, "version 18, not 5"), (99, "version 18, not 99")])
 def test_operators_of_no_version_are_refused(loaded, tmp_path, opset, reason):
@@ -203,6 +212,7 @@ def test_the_exported_detector_is_the_networks_own(detector, settings):
             torch.testing.assert_close(part, other, rtol=1e-5, atol=1e-4)
 
 
+@pytest.mark.slow
 def test_a_detector_is_exported_with_its_postprocessing(detector, tmp_path):
     said = []
     network.export(detector, tmp_path / "model.pt2", say=said.append)
@@ -214,6 +224,7 @@ def test_a_detector_is_exported_with_its_postprocessing(detector, tmp_path):
         torch.testing.assert_close(part, other, rtol=1e-4, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_detector_that_finds_nothing_is_compared_by_scores(detector, tmp_path):
     silent = copy.deepcopy(detector.model)
     nn.init.constant_(silent.class_head.predict.bias, -6.0)
@@ -225,6 +236,7 @@ def test_a_detector_that_finds_nothing_is_compared_by_scores(detector, tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["model.pt2"]
 
 
+@pytest.mark.slow
 def test_raw_outputs_of_a_detector(detector, tmp_path):
     said = []
     network.export(detector, tmp_path / "model.pt2", raw=True, fixed=True, say=said.append)
@@ -238,6 +250,7 @@ def test_raw_outputs_of_a_detector(detector, tmp_path):
 # The command
 
 
+@pytest.mark.slow
 def test_the_command(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     assert cli.main(["export", "aa_small", "-o", "model.pt2", "--fixed"]) == 0

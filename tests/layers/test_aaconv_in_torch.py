@@ -38,20 +38,24 @@ def assert_compiles(layer, sizes):
         assert x.grad is not None
 
 
+@pytest.mark.slow
 @each_variant
 def test_compile_without_graph_breaks(variant):
     assert_compiles(small(**variant, size=5), [(9, 6)])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [{}, {"padding": 0}], ids=str)
 def test_compile_for_changing_sizes(variant):
     assert_compiles(small(**variant, size=5), [(5, 5), (9, 8), (12, 15)])
 
 
+@pytest.mark.slow
 def test_compile_a_lazy_layer():
     assert_compiles(small(), [(5, 7)])
 
 
+@pytest.mark.slow
 def test_compile_with_inductor():
     layer = small(size=5)
     x = torch.randn(2, 6, 5, 5)
@@ -74,6 +78,7 @@ def skip_if_pooling_binds_sizes(variant):
         pytest.skip("the pooling of this torch binds sizes that were declared free")
 
 
+@pytest.mark.slow
 @each_variant
 @pytest.mark.parametrize("strict", [False, True])
 def test_export_with_dynamic_batch_height_and_width(variant, strict):
@@ -89,6 +94,7 @@ def test_export_with_dynamic_batch_height_and_width(variant, strict):
         torch.testing.assert_close(module(x), layer(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("variant", [{}, {"padding": 0}, {"stride": 2, "downsample": True}], ids=str)
 def test_export_of_a_sequence_with_dynamic_length(variant):
     skip_if_pooling_binds_sizes(variant)

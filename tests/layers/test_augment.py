@@ -28,6 +28,7 @@ FAMILIES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_families_of_timm_and_torchvision(family):
     build, where, size = FAMILIES[family]

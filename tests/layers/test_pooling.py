@@ -32,6 +32,7 @@ def test_bfloat16_is_as_good_as_torchs():
     assert (ours - exact).abs().max() <= 2 * (torchs - exact).abs().max()
 
 
+@pytest.mark.slow
 def test_no_atomic_addition_in_the_compiled_gradient():
     from torch._inductor.utils import run_and_get_code
 
@@ -46,6 +47,7 @@ def test_no_atomic_addition_in_the_compiled_gradient():
     assert not any("atomic_add" in part for part in code)
 
 
+@pytest.mark.slow
 def test_exports_with_any_size_where_gradients_are_enabled():
     class Resized(torch.nn.Module):
         def __init__(self):
@@ -73,6 +75,7 @@ def test_a_halved_map_has_the_gradient_of_torchs_average(size, layout):
     assert torch.autograd.gradgradcheck(Halve.apply, x)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "window", "stride"),
     [((8, 6), (3, 3), (2, 2)), ((7, 6), (3, 3), (2, 2)), ((8, 8), (2, 2), (2, 2)), ((1, 8), (1, 3), (1, 2))],
@@ -88,6 +91,7 @@ def test_compiled_averages_are_those_that_are_not(size, window, stride):
     torch.testing.assert_close(*results)
 
 
+@pytest.mark.slow
 def test_the_compiled_gradient_of_a_halved_map_looks_for_no_windows():
     from torch._inductor.utils import run_and_get_code
 

@@ -224,6 +224,7 @@ def test_a_batch_without_objects_has_a_finite_loss_and_gradient():
     assert (codes.grad == 0).all()
 
 
+@pytest.mark.slow
 def test_the_network_compiles_as_one_graph():
     model, images = small().eval(), torch.randn(2, 3, 32, 32)
     with torch.no_grad():
@@ -231,6 +232,7 @@ def test_the_network_compiles_as_one_graph():
         torch.testing.assert_close(compiled(images), model(images))
 
 
+@pytest.mark.slow
 def test_the_loss_compiles_as_one_graph():
     anchors = torch.cat(make_anchors((32, 32), (8, 16), AnchorSettings(), torch.device("cpu")))
     boxes, labels = random_boxes(2, 3, size=32.0), torch.tensor([[0, 1, -1], [2, -1, -1]])

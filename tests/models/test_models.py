@@ -48,6 +48,7 @@ def test_every_name_is_a_function_that_can_be_found(name):
     assert f'_create("{name}", pretrained, options' in source
 
 
+@pytest.mark.slow
 def test_no_name_is_timms():
     listing = "import timm; print(*timm.list_models(), *timm.models._registry._model_entrypoints, sep='\\n')"
     theirs = subprocess.run([sys.executable, "-c", listing], capture_output=True, text=True, check=True).stdout.split()
@@ -275,6 +276,7 @@ def test_what_a_timm_user_expects(name):
     assert model.forward_head(features).shape == features.shape
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_features_only(name):
     height, width = size_for(name)
@@ -346,6 +348,7 @@ def test_channels_last_and_bfloat16_agree(small, name):
     assert (half - expected).norm() < 0.1 * expected.norm()
 
 
+@pytest.mark.slow
 # aot_eager also traces the backward, which takes as long as the rest of these tests for the deeper two.
 @pytest.mark.parametrize(
     ("name", "backend"), [("aa_resnet18", "eager"), ("aa_wrn16_4", "aot_eager"), ("aa_mnasnet_075", "eager")]

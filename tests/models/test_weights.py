@@ -199,9 +199,9 @@ def test_a_page_names_the_classes_and_the_data(folder, said):
 
 
 def test_models_marks_the_names_that_have_weights(said):
-    lines = {line.split()[0]: line.rstrip() for line in said("models")[1].splitlines()}
-    assert lines["aa_wrn16_4"].endswith("cifar100: top-1 72.38 %, top-5 91.50 %")
-    assert "top-1" not in lines["aa_wrn28_10"]
+    lines = [line for line in said("models")[1].splitlines() if line.startswith("pretrained: ")]
+    assert lines[0] == "pretrained: aa_wrn16_4 on cifar100: top-1 72.38 %, top-5 91.50 %"
+    assert not any("aa_wrn28_10" in line for line in lines)
     assert json.loads(said("models json")[1])[0]["weights"].startswith("cifar100: top-1")
 
 
@@ -239,6 +239,7 @@ def test_names_of_another_number_of_classes_are_not_used(folder, used, said):
 # The file
 
 
+@pytest.mark.slow
 def test_the_file_is_in_half_precision_and_evaluated(run, folder):
     path = folder / "aaconv/weights/aa_small.shapes.safetensors"
     facts, file = json.loads(path.with_suffix(".json").read_text()), load_file(path)
@@ -336,6 +337,7 @@ def test_a_damaged_run_is_told_before_the_evaluation(file, text, told, broken, t
     assert [path.read_text() for path in old.values()] == ["old safetensors", "old json"]
 
 
+@pytest.mark.slow
 def test_both_files_are_written_or_none(run, tmp_path, monkeypatch, capsys):
     def full(*arguments):
         raise OSError(28, "No space left on device")
@@ -355,6 +357,7 @@ def test_runs_on_a_part_of_the_images_are_not_shipped(part, broken, tmp_path, ca
     assert f"{broken} was run with {part}=16" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_neither_options_nor_half_a_run_can_be_shipped(tmp_path, capsys):
     run = train_tiny(tmp_path / "run", "demo-aa", train_limit=16, eval_limit=16, model_options={"num_heads": 2})
     assert main(["export", str(run), "-o", str(tmp_path / "aa_small.shapes.safetensors")]) == 2
@@ -387,6 +390,7 @@ def test_every_file_that_is_shipped_is_what_its_facts_say():
         assert model.num_classes == facts["num_classes"] == len(facts["label_names"])
 
 
+@pytest.mark.slow
 def test_the_network_of_cifar100_is_as_good_as_it_says(tmp_path):
     if "aa_wrn16_4.cifar100" not in weights.shipped():
         pytest.skip("no weights of aa_wrn16_4 in the package")

@@ -9,7 +9,7 @@ import pytest
 import timm
 
 from aaconv import recipes
-from aaconv.cli import _command_line
+from aaconv.cli import command_line
 from aaconv.cli.recipe_options import given, spell_out
 from aaconv.paper.cells import COUNTED, TRUE_GFLOPS, Cell, cells, compare
 from aaconv.paper.tables import print_tables
@@ -38,12 +38,11 @@ def test_all_but_three_counted_cells_agree(every_cell):
     assert all("cannot agree" in cell.note for cell in built if not cell.match)
 
 
-def test_only_cells_of_models_not_built_yet_are_empty(every_cell):
+def test_no_counted_cell_is_empty(every_cell):
     for cell in every_cell:
         if cell.column in COUNTED:
-            built = timm.is_model(cell.setting.partition(",")[0])
-            assert (cell.ours is not None) == (cell.exact is not None) == (cell.match is not None) == built
-            assert built or "not built yet" in cell.note
+            assert timm.is_model(cell.setting.partition(",")[0])
+            assert None not in (cell.ours, cell.exact, cell.match)
 
 
 def test_true_count_stands_beside_every_count_of_gflops(every_cell):
@@ -86,8 +85,8 @@ def test_a_table_that_does_not_exist():
         cells([10])
 
 
-def test_json_is_the_list_of_cells(capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)  # no results
+@pytest.mark.usefixtures("nothing_recorded")
+def test_json_is_the_list_of_cells(capsys):
     print_tables([1], as_json=True)
     printed = json.loads(capsys.readouterr().out)
     first, *rest = printed["cells"]
@@ -110,9 +109,8 @@ def test_printed_tables_hold_every_value_of_the_paper(capsys):
     assert "{" not in printed.replace("{Stage", "")
 
 
-def test_measured_values_are_read_from_the_repository(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    runs = tmp_path / "results" / "cifar100"
+def test_measured_values_are_read_from_the_working_folder(nothing_recorded):
+    runs = nothing_recorded / "results" / "cifar100"
     runs.mkdir(parents=True)
     for seed, top1 in enumerate((80.9, 81.1)):
         record = {"model": "se_wrn28_10", "top1": top1, "top5": 95.0, "seed": seed, "epochs": 200}
@@ -121,8 +119,8 @@ def test_measured_values_are_read_from_the_repository(tmp_path, monkeypatch):
         {"model": "plain_resnet50", "infer_ms": 10.0, "train_ms": 30.0},
         {"model": "bam_resnet50", "infer_ms": 11.5, "train_ms": 45.0},
     ]
-    (tmp_path / "benchmarks").mkdir()
-    (tmp_path / "benchmarks" / "table2.json").write_text(json.dumps(latencies))
+    (nothing_recorded / "benchmarks").mkdir()
+    (nothing_recorded / "benchmarks" / "table2.json").write_text(json.dumps(latencies))
 
     found = {(cell.row, cell.column): cell for cell in cells([1, 2])}
     accuracy = found["SE-Wide-ResNet", "top-1"]
@@ -134,9 +132,32 @@ def test_measured_values_are_read_from_the_repository(tmp_path, monkeypatch):
     assert found["BAM", "infer"].match is None
 
 
-def test_measured_map_stands_in_tables_5_and_8(tmp_path, monkeypatch):
+def test_the_packages_results_are_there_in_any_folder_and_ones_own_besides(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    runs = tmp_path / "results" / "coco"
+    ours = results.read()
+    assert len(ours) > 30
+    assert {cell.row for cell in cells([2]) if cell.column == "infer" and cell.ours} >= {"SE", "AA (upsilon = 0.25)"}
+    keep(tmp_path / "results", "cifar100-small-aa", 77, 60.0)
+    (mine,) = [record for record in results.read() if record not in ours]
+    assert (mine["seed"], mine["file"]) == (77, "results/cifar100/0.json")
+    assert [record["seed"] for record in results.read(tmp_path / "results")] == [77]
+
+
+def test_a_folder_of_results_is_read_once(monkeypatch):
+    ours = results.read()
+    monkeypatch.chdir(results.RECORDED)
+    assert results.read() == ours
+
+
+def test_the_packages_results_are_found_by_a_pattern():
+    found = results.fitting("cifar100/aa_wrn16_4-seed*")
+    assert [path.name for path in found] == [f"aa_wrn16_4-seed{seed}.json" for seed in range(5)]
+    assert results.fitting("results/cifar100/aa_wrn16_4-seed*.json") == found
+    assert results.fitting("cifar100/nothing") == []
+
+
+def test_measured_map_stands_in_tables_5_and_8(nothing_recorded):
+    runs = nothing_recorded / "results" / "coco"
     runs.mkdir(parents=True)
     position = {"position": "none"}
     records = [
@@ -252,14 +273,14 @@ def test_a_command_that_is_printed_gives_the_recipe_again(tmp_path):
     keep(tmp_path, "cifar100-wrn28-10-aa", 7, 79.5, **changes)
     (experiment,) = results.experiments(results.read(tmp_path))
     _, train, name, *options = shlex.split(experiment.command)
-    chosen = _command_line().parse_args([train, name, *spell_out(options)])
+    chosen = command_line().parse_args([train, name, *spell_out(options)])
     wanted = recipes.override(recipes.get(name), changes | {"seed": 7})
     assert recipes.override(recipes.get(name), given(chosen)) == wanted
 
 
 def test_an_option_of_a_list_may_be_given_twice():
     words = ["train", "demo-aa", "--no-decay", "*.rel_h", "--no-decay", "*.rel_w", "*.qkv.weight"]
-    assert given(_command_line().parse_args(words))["no_decay"] == ("*.rel_h", "*.rel_w", "*.qkv.weight")
+    assert given(command_line().parse_args(words))["no_decay"] == ("*.rel_h", "*.rel_w", "*.qkv.weight")
 
 
 def test_words_of_a_command_are_quoted():
@@ -374,9 +395,8 @@ def test_json_has_the_values_of_every_run(tmp_path, capsys):
         ("results/imagenet/0.json", '{"model": "aa_resnet50", "overrides": [1]}', "record` keeps: 'overrides' is"),
     ],
 )
-def test_a_broken_file_of_results_is_named(file, content, told, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / file).parent.mkdir(parents=True)
-    (tmp_path / file).write_text(content)
+def test_a_broken_file_of_results_is_named(file, content, told, nothing_recorded):
+    (nothing_recorded / file).parent.mkdir(parents=True)
+    (nothing_recorded / file).write_text(content)
     with pytest.raises(ValueError, match=told):
         cells([2])

@@ -266,7 +266,7 @@ def test_network_options_are_spelt_out():
 
 def test_every_field_with_a_reason_says_it():
     texts = overrides.field_texts()
-    assert texts["keep"] == "Checkpoints kept, the newest ones."
+    assert texts["keep"] == "Checkpoints to keep, the newest ones."
     assert set(texts) < {field.name for field in fields(Recipe)}
     assert not [name for name, text in texts.items() if not text.endswith(".")]
 

@@ -54,8 +54,8 @@ def finished_run(folder, recipe, top1):
     return folder
 
 
-def test_a_result_appears_in_the_papers_table(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("nothing_recorded")
+def test_a_result_appears_in_the_papers_table(tmp_path):
     recipe = tiny(model=Model("aa_wrn28_10"), data="cifar100", train_limit=None, eval_limit=None, seed=3, epochs=500)
     path = record_result(finished_run(tmp_path / "run", recipe, 81.6))
     assert re.fullmatch(r"results/cifar100/aa_wrn28_10-recipe_tiny-[0-9a-f]{6}-seed3\.json", str(path))

@@ -105,6 +105,7 @@ def noisy(dataset, seed=0):
     return found
 
 
+@pytest.mark.slow
 @SCORERS
 def test_four_images_are_learned_by_heart():
     torch.manual_seed(0)

@@ -21,6 +21,7 @@ from support.training_runs import Pair, free_port, tiny, train_child, wait_for, 
 
 PLAIN = Model("test_efficientnet_gn")  # no batch norm, and no dropout, which would differ between the processes
 RECIPE = tiny(model=PLAIN, eval_limit=29, lr=0.01, ema=0.8)
+pytestmark = pytest.mark.processes
 
 
 @pytest.fixture(scope="module")

@@ -71,6 +71,7 @@ def test_training_twice_gives_the_same_bytes(whole, run):
     assert checkpoints(run) == ["step-00000006", "step-00000008", "step-00000010"]
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize("step", [2, 6])
 def test_killed_and_resumed(step, whole, run, tmp_path):
     running = Running(train_child, RECIPE, run, log=tmp_path / "log")
@@ -80,6 +81,7 @@ def test_killed_and_resumed(step, whole, run, tmp_path):
     end_like(whole, run)
 
 
+@pytest.mark.processes
 def test_killed_again_and_again_at_random_moments(run, tmp_path):
     recipe, whole = tiny(epochs=8, checkpoint_every=2, ema=0.8), tmp_path / "whole"
     train(recipe, whole, device="cpu")
@@ -118,6 +120,7 @@ def train_and_die(recipe, run, place, call):
     train_child(recipe, run)
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(
     ("place", "call"),
     [("file", 3), ("file", 11), ("rename", 1), ("rename", 2), ("removal", 7), ("link", 4)],
@@ -193,6 +196,7 @@ def test_without_any_checkpoint_the_run_starts_again(whole, run, capfd):
     assert "no checkpoint yet" in capfd.readouterr().out
 
 
+@pytest.mark.processes
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_a_signal_saves_and_leaves(number, code, whole, run, tmp_path):
     running = Running(train_child, RECIPE, run, log=tmp_path / "log")
@@ -226,6 +230,7 @@ def train_slowly(recipe, run, *, training):
     train_child(recipe, run)
 
 
+@pytest.mark.processes
 def test_a_signal_during_an_evaluation(run, tmp_path):
     recipe = tiny(eval_limit=160, epochs=1)
     train(recipe, tmp_path / "whole", device="cpu")
@@ -245,6 +250,7 @@ def catches(pid, number):
     return bool(int(mask, 16) >> (number - 1) & 1)
 
 
+@pytest.mark.processes
 def test_a_second_interrupt_leaves_at_once(run, tmp_path):
     running = Running(partial(train_slowly, training=True), RECIPE, run, log=tmp_path / "log")
     wait_for((run / "pausing").exists)
@@ -255,6 +261,7 @@ def test_a_second_interrupt_leaves_at_once(run, tmp_path):
     assert running.wait(timeout=10)[0] == 130
 
 
+@pytest.mark.processes
 def test_a_full_disk_is_one_line_and_loses_nothing(whole, run, tmp_path):
     running = Running(train_child, tiny(epochs=50, checkpoint_every=2, ema=0.8), run, log=tmp_path / "log")
     wait_for(lambda: len(checkpoints(run)) >= 2)
@@ -308,6 +315,7 @@ def test_no_space_to_begin_or_to_go_on(whole, run, monkeypatch):
     end_like(whole, run)
 
 
+@pytest.mark.processes
 def test_a_folder_that_vanishes(run, tmp_path):
     running = Running(train_child, tiny(epochs=50), run, log=tmp_path / "log")
     wait_for(lambda: checkpoints(run))

@@ -30,7 +30,7 @@ from support.training_runs import (
     workers_of,
 )
 
-pytestmark = pytest.mark.usefixtures("no_curves", "one_thread")
+pytestmark = [pytest.mark.usefixtures("no_curves", "one_thread"), pytest.mark.processes]
 
 
 @pytest.fixture

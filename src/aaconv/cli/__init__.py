@@ -1,16 +1,21 @@
-"""The command `aaconv`: subcommands and their options, no logic; handlers import only what they need."""
+"""The command `aaconv`: subcommands and their options, no logic; only what is run imports torch."""
 
 import argparse
+import json
 import os
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
+from pathlib import Path
 
-from ..attention import chosen_default
 from ..version import __version__
-from . import bench, data, doctor, explore, export, inference, models, paper, recipes, train
-from .parsing import Parser, add, nearest
+from . import bench, completion, data, doctor, explore, export, inference, models, paper, recipes, train
+from .parsing import Parser, nearest
 from .recipe_options import spell_out
+
+BACKENDS = ("eager", "sdpa", "triton")
+"""Those of aaconv.attention, which is not imported for their names: that takes seconds."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -18,8 +23,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with suppress(AttributeError):  # a replaced stdout may have no encoding
         sys.stdout.reconfigure(errors="replace")
     try:
-        chosen = _parse(arguments)
-        chosen_default()  # a wrong one is named before anything is begun
+        chosen = _parse(sys.argv[1:] if arguments is None else arguments)
+        _check_backend()
         chosen.run(chosen)
         if sys.stdout is not None:  # None where it was closed before (>&-)
             sys.stdout.flush()
@@ -32,34 +37,50 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, OSError) as error:
         if os.environ.get("AACONV_DEBUG") == "1":
             raise
-        print(f"aaconv: error: {' '.join(str(error).split())}", file=sys.stderr)
+        line = f"aaconv: error: {' '.join(str(error).split())}"
+        print(line, file=sys.stderr)
+        _tell_torchrun(line)
         return 2
     return 0
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
-    arguments = sys.argv[1:] if arguments is None else arguments
-    if arguments and arguments[0] == "train":
-        arguments = spell_out(arguments)
-    chosen, unknown = _command_line().parse_known_args(arguments)
+def command_line() -> Parser:
+    """The parser of the whole command."""
+    parser = Parser(prog="aaconv", description="Attention augmented convolutions for PyTorch.")
+    parser.add_argument("-V", "--version", action="version", version=f"aaconv {__version__}")
+    parser.expect("command")
+    parser.add("demo", _demo, "train small networks with and without attention on the CPU")
+    for module in (recipes, train, inference, explore, models, paper, data, export, bench, doctor, completion):
+        module.add_commands(parser)
+    return parser
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    parser = command_line()
+    command = parser.find(words)
+    if words and words[0] == "train":
+        words = spell_out(words)
+    chosen, unknown = parser.parse_known_args(words)
     if unknown:
         option = unknown[0].partition("=")[0]
-        known = [name for action in chosen.parser._actions for name in action.option_strings]
-        hint = nearest(option, known) if option.startswith("-") else ""
-        chosen.parser.error(f"unexpected argument {unknown[0]!r}{hint}")
+        hint = nearest(option, command.option_strings()) if option.startswith("-") else ""
+        command.error(f"unexpected argument {unknown[0]!r}{hint}")
     return chosen
 
 
-def _command_line() -> Parser:
-    parser = Parser(prog="aaconv", description="Attention augmented convolutions for PyTorch.", allow_abbrev=False)
-    parser.add_argument("--version", action="version", version=f"aaconv {__version__}")
-    commands = parser.add_subparsers(title="commands", dest="command", metavar="command", required=True)
+def _check_backend() -> None:
+    """A wrong name in the environment is reported before anything is begun."""
+    name = os.environ.get("AACONV_BACKEND")
+    if name and name not in BACKENDS:
+        raise ValueError(f"AACONV_BACKEND must be one of {', '.join(BACKENDS)}, got {name!r}")
 
-    add(commands, "demo", _demo, "train a small network without and with attention, on the CPU, in minutes")
 
-    for module in (models, paper, data, doctor, recipes, train, inference, bench, explore, export):
-        module.add_commands(commands)
-    return parser
+def _tell_torchrun(line: str) -> None:
+    """torchrun ends with a report of its own, in which the reason stands where the process has left it in this file."""
+    if file := os.environ.get("TORCHELASTIC_ERROR_FILE"):
+        extra = {"py_callstack": line, "timestamp": str(int(time.time()))}
+        with suppress(OSError):
+            Path(file).write_text(json.dumps({"message": {"message": line, "extraInfo": extra}}))
 
 
 def _demo(chosen: argparse.Namespace) -> None:

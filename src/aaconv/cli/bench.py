@@ -3,127 +3,107 @@
 import argparse
 from typing import Any
 
-from .parsing import add, positive
+from .parsing import Parser, one_of, positive
 
 VARIANTS = ("triton", "sdpa", "eager", "compiled", "flex")
 
 
-def add_commands(commands: Any) -> None:
-    bench = add(commands, "bench", None, "measure time and memory: layer, attention, model, table2, train")
-    benches = bench.add_subparsers(title="benchmarks", dest="benchmark", metavar="benchmark", required=True)
-    _add_layer(benches)
-    _add_attention(benches)
-    _add_model(benches)
-    _add_table2(benches)
-    _add_train(benches)
+def add_commands(commands: Parser) -> None:
+    bench = commands.add("bench", None, "measure time and memory")
+    bench.expect("benchmark")
+    _add_layer(bench)
+    _add_attention(bench)
+    _add_model(bench)
+    _add_table2(bench)
+    _add_train(bench)
 
 
-def _add_layer(benches: Any) -> None:
-    layer = add(benches, "layer", _bench_layer, "AAConv2d on every backend beside nn.Conv2d", "--sizes 32 --json")
+def _add_layer(bench: Parser) -> None:
+    layer = bench.add("layer", _bench_layer, "AAConv2d on every backend, beside nn.Conv2d", "--sizes 32 --json")
     layer.add_argument("--sizes", type=positive, nargs="+", default=[14, 28, 32], metavar="N", help="maps of N x N")
-    layer.add_argument("--batch", type=positive, default=8, metavar="N", help="default: 8")
+    layer.add_argument("--batch", type=positive, default=8, metavar="N", help="batch size, default: 8")
     _add_common(layer)
 
 
-def _add_attention(benches: Any) -> None:
-    attention = add(
-        benches,
-        "attention",
-        _bench_attention,
-        "the attention operator alone, inside CUDA graphs, against eager and FlexAttention",
-        "--shapes 128:14x14:20/3 4:64x64:20/3 --variants triton flex",
-    )
+def _add_attention(bench: Parser) -> None:
+    about = "the attention operator alone against eager and FlexAttention"
+    example = "--shapes 128:14x14:20/3 --variants triton flex"
+    attention = bench.add("attention", _bench_attention, about, example)
     attention.add_argument(
         "--shapes",
         nargs="+",
         metavar="B:HxW:K/V",
-        help="batch, map, key and value depth of a head; default: the paper's",
+        help="batch, map, key and value depth per head; default: the paper's",
     )
-    attention.add_argument(
-        "--variants", nargs="+", choices=VARIANTS, metavar="variant", help=f"of {', '.join(VARIANTS)}"
-    )
+    variants = one_of("variant", VARIANTS)
+    attention.add_argument("--variants", nargs="+", **variants, help=f"of {', '.join(VARIANTS)}; default: all")
     _add_common(attention)
 
 
-def _add_model(benches: Any) -> None:
-    model = add(
-        benches,
-        "model",
-        _bench_model,
-        "whole networks, compiled, bf16, inference and training, with and without CUDA graphs",
-        "--models plain_wrn28_10 aa_wrn28_10 --batch 256 --size 32",
-    )
+def _add_model(bench: Parser) -> None:
+    about = "whole networks in bf16, compiled: inference and training"
+    model = bench.add("model", _bench_model, about, "--models plain_wrn28_2 aa_wrn28_2 --size 32")
     model.add_argument(
         "--models",
         nargs="+",
         default=["plain_resnet50", "aa_resnet50"],
         metavar="NAME",
-        help="the first is what the others are compared with; NAME:key_ratio=0.25,num_heads=4 sets options",
+        help="the others are compared with the first; NAME:key_ratio=0.25,num_heads=4 sets options",
     )
     model.add_argument("--train", action="store_true", help="the training step only")
     model.add_argument("--infer", action="store_true", help="inference only")
-    model.add_argument("--cpp-wrapper", action="store_true", help="compiled to launch kernels from C++, not Python")
+    model.add_argument("--cpp-wrapper", action="store_true", help="compile to C++ that launches the kernels")
     _add_network(model)
 
 
-def _add_table2(benches: Any) -> None:
-    table2 = add(
-        benches,
-        "table2",
-        _bench_table2,
-        "the latencies of the paper's table 2: SE, BAM, CBAM, GALA and AA on ResNet-50",
-        "--json benchmarks/table2.json",
-    )
+def _add_table2(bench: Parser) -> None:
+    about = "latencies of table 2: SE, BAM, CBAM, GALA and AA on ResNet-50"
+    table2 = bench.add("table2", _bench_table2, about, "--json benchmarks/table2.json")
     table2.add_argument(
-        "--complete", action="store_true", help="keep what FILE holds and measure the rest, beside the plain network"
+        "--complete",
+        action="store_true",
+        help="keep what the JSON file has, and measure the rest beside plain_resnet50",
     )
     _add_network(table2)
 
 
-def _add_train(benches: Any) -> None:
-    train = add(
-        benches,
-        "train",
-        _bench_train,
-        "an epoch of the training loop against its bare compiled steps",
-        "--data-dir data --json benchmarks/train.json",
-    )
+def _add_train(bench: Parser) -> None:
+    about = "an epoch of the training loop against its bare steps"
+    train = bench.add("train", _bench_train, about, "--data-dir data --json benchmarks/train.json")
     train.add_argument(
-        "--model", metavar="NAME", help="default: plain_wrn28_10, on the processor plain_wrn16_4; NAME:option=value"
+        "--model", metavar="NAME", help="default: plain_wrn28_10, on the CPU plain_wrn16_4; NAME:option=value sets one"
     )
-    train.add_argument("--data-dir", metavar="DIR", help="where CIFAR-100 lies; without it noise of its size is used")
-    train.add_argument("--batch", type=positive, metavar="N", help="default: 1024, on the processor 16")
-    train.add_argument("--images", type=positive, metavar="N", help="of an epoch; default: all, on the processor 96")
+    train.add_argument("--data-dir", metavar="DIR", help="where CIFAR-100 is; default: noise of its size")
+    train.add_argument("--batch", type=positive, metavar="N", help="batch size, default: 1024, on the CPU 16")
+    train.add_argument("--images", type=positive, metavar="N", help="images per epoch; default: all, on the CPU 96")
+    modes = one_of("mode", ("off", "default", "reduce-overhead", "max-autotune"))
     train.add_argument(
         "--compile",
-        choices=("off", "default", "reduce-overhead", "max-autotune"),
-        metavar="mode",
-        help="off, default, reduce-overhead or max-autotune; default: default, on the processor off",
+        **modes,
+        help="of torch.compile: off, default, reduce-overhead or max-autotune; default: default, on the CPU off",
     )
-    train.add_argument(
-        "--precision",
-        choices=("float32", "bf16", "fp16"),
-        default="bf16",
-        metavar="precision",
-        help="float32, bf16 (default) or fp16",
-    )
+    precisions = one_of("precision", ("float32", "bf16", "fp16"))
+    train.add_argument("--precision", **precisions, default="bf16", help="float32, bf16 (default) or fp16")
     _add_common(train)
 
 
-def _add_network(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--batch", type=positive, metavar="N", help="default: 128, on the processor 2")
-    parser.add_argument("--size", type=positive, default=224, metavar="N", help="images of N x N, default: 224")
+def _add_network(parser: Parser) -> None:
+    parser.add_argument("--batch", type=positive, metavar="N", help="batch size, default: 128, on the CPU 2")
+    parser.add_argument("--size", type=positive, default=224, metavar="N", help="input size N x N, default: 224")
     parser.add_argument("--no-compile", dest="compile", action="store_false", help="without torch.compile")
     _add_common(parser)
 
 
-def _add_common(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--device", choices=("cuda", "cpu"), metavar="device", help="cuda or cpu; default: what is there"
-    )
+def _add_common(parser: Parser) -> None:
+    devices = one_of("device", ("cuda", "cpu"))
+    parser.add_argument("--device", **devices, help="cuda or cpu; default: a GPU if there is one")
     parser.add_argument("--rounds", type=positive, metavar="N", help="how often each variant is timed")
     parser.add_argument(
-        "--json", nargs="?", const="-", metavar="FILE", help="JSON to FILE after every row, or instead of the table"
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="write JSON to FILE after every row; without FILE print it instead of the table",
     )
 
 

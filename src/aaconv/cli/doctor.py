@@ -1,13 +1,12 @@
 """`aaconv doctor`."""
 
 import argparse
-from typing import Any
 
-from .parsing import add
+from .parsing import Parser
 
 
-def add_commands(commands: Any) -> None:
-    add(commands, "doctor", _doctor, "what this machine can run, and which backend each model would take")
+def add_commands(commands: Parser) -> None:
+    commands.add("doctor", _doctor, "show what this machine can run, and each model's backend")
 
 
 def _doctor(chosen: argparse.Namespace) -> None:

@@ -1,20 +1,26 @@
 """`aaconv doctor`: what this machine can run, and which attention backend each model would take, and why."""
 
 import platform
+from collections.abc import Iterable
+from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from rich.table import Table
 
 from ..attention import BACKENDS, choose_backend
-from ..cost.counting import build
-from ..layers.aaconv import AAConv2d
-from ..models import list_models
-from ..utils.environment import version_of
-from ..utils.terminal import console
+from ..cost.known import cost_of, known_models
+from ..utils.environment import cpu_name
+from ..utils.terminal import fitting_console
 from ..version import __version__
 
 DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
 SMALL_MAP = (7, 7, 8, 160, 48)
+OPTIONAL = {
+    "detection": ("torchmetrics", "faster-coco-eval"),
+    "export": ("onnx", "onnxscript", "onnxruntime"),
+    "tensorboard": ("tensorboard",),
+}
+"""What is needed for some commands only: the extras of pyproject.toml."""
 
 Attention = tuple[int, int, int, int, int]
 """height, width, num_heads, key_channels, value_channels."""
@@ -23,50 +29,72 @@ Attention = tuple[int, int, int, int, int]
 def print_report() -> None:
     """Versions and devices; for each backend whether it can run; for each augmented model the backend it would take."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    output = console()
+    output = fitting_console()
     for name, value in machine().items():
-        output.print(f"{name:<9}{value}", highlight=False, markup=False, soft_wrap=True)
+        output.print(f"{name:<9}{value}", markup=False, soft_wrap=True)
     output.print()
 
-    backends = _table("backend", *(f"{name} on {device.type}" for name in DTYPES))
-    for name in BACKENDS:
-        answers = (why_not(name, SMALL_MAP, device, dtype) for dtype in DTYPES.values())
-        backends.add_row(name, *("yes" if reason is None else f"no: {reason}" for reason in answers))
-    output.print(backends, highlight=False)
-    output.print(
-        "The first that can run is taken; AACONV_BACKEND or set_default_backend overrides it.\n", highlight=False
-    )
-
-    models = _table("model", "attention: map, key/value depth of a head", *DTYPES)
+    backends = _table(f"on {device.type}", *DTYPES)
     reasons: dict[str, None] = {}
-    for name in list_models("aa_*"):
-        found = attentions(name)
+    for name in BACKENDS:
+        answers = [why_not(name, SMALL_MAP, device, dtype) for dtype in DTYPES.values()]
+        backends.add_row(name, *("yes" if reason is None else "no" for reason in answers))
+        reasons.update({f"{name} is passed over: {reason}": None for reason in answers if reason})
+    output.print(backends)
+    output.print("The first that can run is taken; AACONV_BACKEND or set_default_backend overrides it.\n")
+
+    rows = []
+    for name in (name for name in known_models() if name.startswith("aa_")):
         chosen = []
         for dtype in DTYPES.values():
-            picks = [pick(attention, device, dtype) for attention in found]
+            picks = [pick(attention, device, dtype) for attention in attentions(name)]
             chosen.append(", ".join(dict.fromkeys(backend for backend, _ in picks)))
             reasons.update((reason, None) for _, passed_over in picks for reason in passed_over)
-        models.add_row(name, ", ".join(map(_describe, found)), *chosen)
-    output.print(models, highlight=False)
+        rows.append((name, attentions(name), chosen))
+    output.print(_models_table(rows))
     for reason in reasons:
-        output.print(reason, highlight=False, markup=False, soft_wrap=True)
+        output.print(reason, markup=False)
+
+
+def _models_table(rows: Iterable[tuple[str, list[Attention], list[str]]]) -> Table:
+    """A column for both dtypes where they always take the same backend."""
+    rows = list(rows)
+    same = all(len(set(chosen)) == 1 for _, _, chosen in rows)
+    table = _table("model", "attention: map, key/value depth per head", *(["backend"] if same else DTYPES))
+    for name, found, chosen in rows:
+        table.add_row(name, ", ".join(map(_describe, found)), *(chosen[:1] if same else chosen))
+    return table
 
 
 def machine() -> dict[str, str]:
     """What is installed and what is there."""
+    optional = (f"{name} {installed(name) or '-'}" for names in OPTIONAL.values() for name in names)
     return {
-        "aaconv": f"{__version__}, python {platform.python_version()}, timm {version_of('timm')}",
-        "torch": f"{torch.__version__}, {torch.get_num_threads()} threads",
-        "triton": version_of("triton") or "not installed: the fused kernels cannot run",
+        "aaconv": f"{__version__}, python {platform.python_version()}, timm {installed('timm')}",
+        "torch": f"{torch.__version__}, torchvision {installed('torchvision')}",
+        "triton": installed("triton") or "not installed: the fused kernels cannot run",
+        "optional": ", ".join(optional),
+        "cpu": cpu_name(),
         "gpu": _gpu(),
     }
 
 
+def installed(package: str) -> str | None:
+    """The version of an installed package, which is not imported; None where there is none."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
 def attentions(model: str) -> list[Attention]:
-    """The different attentions in a registered model, for the image size it is made for; nothing is allocated."""
-    layers = (layer for layer in build(model).modules() if isinstance(layer, AAConv2d))
-    found = ((*layer.size, layer.num_heads, layer.key_channels, layer.value_channels) for layer in layers)
-    return list(dict.fromkeys(found))
+    """The different attentions in one of our models, for the image size it is made for."""
+    return list(
+        dict.fromkeys(
+            (branch.height, branch.width, branch.num_heads, branch.key_channels, branch.value_channels)
+            for branch in cost_of(model).attention
+        )
+    )
 
 
 def why_not(backend: str, attention: Attention, device: torch.device, dtype: torch.dtype) -> str | None:

@@ -1,50 +1,37 @@
 """Commands that write pages: explore, report."""
 
 import argparse
-from typing import Any
 
-from .parsing import add, positive
-from .source import SOURCE, add_weights
+from .parsing import Parser, positive
+from .source import add_source, add_weights
 
 
-def add_commands(commands: Any) -> None:
+def add_commands(commands: Parser) -> None:
     _add_explore(commands)
     _add_report(commands)
 
 
-def _add_explore(commands: Any) -> None:
-    explore = add(
-        commands,
-        "explore",
-        _explore,
-        "write one page that shows what each position of an image attends to",
-        "runs/demo-aa cat.jpg dog.jpg -o page.html",
-    )
-    explore.add_argument("source", metavar="RUN|MODEL", help=SOURCE)
-    explore.add_argument("images", nargs="+", metavar="IMAGE", help="image files; several make a strip of thumbnails")
-    explore.add_argument("-o", "--output", metavar="FILE", help="default: explore.html")
+def _add_explore(commands: Parser) -> None:
+    about = "write a page that shows what each pixel attends to"
+    explore = commands.add("explore", _explore, about, "runs/demo-aa cat.jpg dog.jpg -o page.html")
+    add_source(explore)
+    explore.add_argument("images", nargs="+", metavar="IMAGE", help="files, folders or quoted patterns")
+    explore.add_argument("-o", "--output", metavar="FILE", help="the page, default: explore.html")
     explore.add_argument("--static", metavar="FIGURE", help="the paper's figure instead: a .png, .pdf or .svg file")
     explore.add_argument(
-        "--at", type=position, nargs="+", metavar="X,Y", help="positions of the figure, in pixels the network sees"
+        "--at", type=position, nargs="+", metavar="X,Y", help="query positions of the figure, in input pixels"
     )
-    explore.add_argument(
-        "--layers", nargs="+", metavar="NAME", help="of these layers only; wildcards such as 'layer3.*'"
-    )
-    explore.add_argument("--size", type=positive, metavar="N", help="images of N x N; default: the network's own")
+    explore.add_argument("--layers", nargs="+", metavar="NAME", help="these layers only; patterns such as 'layer3.*'")
+    explore.add_argument("--size", type=positive, metavar="N", help="input size N x N; default: the network's own")
     add_weights(explore)
-    explore.add_argument("--limit", type=positive, metavar="MB", help="the largest page to write, default: 50")
+    explore.add_argument("--limit", type=positive, metavar="MB", help="largest page to write, default: 50")
 
 
-def _add_report(commands: Any) -> None:
-    report = add(
-        commands,
-        "report",
-        _report,
-        "one page about runs: recipe, environment, curves, metrics, cost",
-        "runs/demo-aa runs/demo-plain -o report.html",
-    )
+def _add_report(commands: Parser) -> None:
+    about = "write a page about runs: curves, metrics, recipes, cost"
+    report = commands.add("report", _report, about, "runs/demo-aa runs/demo-plain -o report.html")
     report.add_argument("runs", nargs="+", metavar="RUN", help="run folders")
-    report.add_argument("-o", "--output", default="report.html", metavar="FILE", help="default: report.html")
+    report.add_argument("-o", "--output", default="report.html", metavar="FILE", help="the page, default: report.html")
     report.add_argument("--explorer", metavar="PAGE", help="a page of `aaconv explore` to link to")
 
 
@@ -57,18 +44,20 @@ def position(text: str) -> tuple[float, float]:
 
 
 def _explore(chosen: argparse.Namespace) -> None:
+    from ..data.images import find_images
     from ..explore import page, write_figure, write_page
 
-    common = {"size": chosen.size, "weights": chosen.weights, "pretrained": chosen.pretrained}
     if chosen.at and not chosen.static:
         raise ValueError("--at chooses the positions of a figure; it needs --static FIGURE")
+    images = find_images(chosen.images)
+    common = {"size": chosen.size, "weights": chosen.weights, "pretrained": chosen.pretrained}
     if chosen.static:
-        path = write_figure(chosen.source, chosen.images, chosen.static, at=chosen.at, layers=chosen.layers, **common)
+        path = write_figure(chosen.source, images, chosen.static, at=chosen.at, layers=chosen.layers, **common)
         print(f"drew {path}")
     if chosen.output or not chosen.static:
         limit = chosen.limit or page.LARGEST_PAGE
         output = chosen.output or "explore.html"
-        print(write_page(chosen.source, chosen.images, output, layers=chosen.layers, largest=limit, **common))
+        print(write_page(chosen.source, images, output, layers=chosen.layers, largest=limit, **common))
 
 
 def _report(chosen: argparse.Namespace) -> None:

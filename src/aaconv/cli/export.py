@@ -1,71 +1,53 @@
 """Commands that take a network elsewhere: export, push, convert."""
 
 import argparse
-from typing import Any
 
-from .parsing import add, positive
-from .source import SOURCE, add_weights
+from .parsing import Parser, one_of, positive
+from .source import add_device, add_source, add_weights
 
 LAYOUTS = ("chexpert", "legendong", "leaderj1001")
 
 
-def add_commands(commands: Any) -> None:
+def add_commands(commands: Parser) -> None:
     _add_export(commands)
     _add_push(commands)
     _add_convert(commands)
 
 
-def _add_export(commands: Any) -> None:
-    export = add(
-        commands,
-        "export",
-        _export,
-        "write a network as ONNX, as a torch.export program or as weights to ship, and check the file by running it",
-        "runs/demo-aa -o model.onnx",
-    )
-    export.add_argument("source", metavar="RUN|MODEL", help=SOURCE)
+def _add_export(commands: Parser) -> None:
+    about = "write a network as ONNX, torch.export program or weights"
+    export = commands.add("export", _export, about, "runs/demo-aa -o model.onnx")
+    add_source(export)
     export.add_argument("-o", "--output", required=True, metavar="FILE", help="a .onnx, .pt2 or .safetensors file")
-    export.add_argument("--size", type=positive, metavar="N", help="images of N x N; default: the network's own")
-    export.add_argument("--opset", type=positive, metavar="N", help="ONNX operators of this version, default: 18")
-    export.add_argument("--raw", action="store_true", help="detection: class and box outputs without post-processing")
-    export.add_argument("--fixed", action="store_true", help="this height and width only; the batch stays free")
-    export.add_argument("--data-dir", metavar="DIR", help=".safetensors: where the data lie that it is evaluated on")
-    export.add_argument(
-        "--device", metavar="DEVICE", help=".safetensors: cuda, cuda:1 or cpu; default: a GPU if there is one"
-    )
+    export.add_argument("--size", type=positive, metavar="N", help="input size N x N; default: the network's own")
+    export.add_argument("--opset", type=positive, metavar="N", help="ONNX opset version, default: 18")
+    export.add_argument("--raw", action="store_true", help="of a detector: outputs without postprocessing")
+    export.add_argument("--fixed", action="store_true", help="fix height and width; the batch size stays free")
+    export.add_argument("--data-dir", metavar="DIR", help=".safetensors: where the data set of its evaluation is")
+    add_device(export, ".safetensors: ")
     add_weights(export)
 
 
-def _add_push(commands: Any) -> None:
-    push = add(
-        commands,
-        "push",
-        _push,
-        "upload a run to the Hugging Face hub, with a model card",
-        "runs/demo-aa my-name/demo-aa",
-    )
+def _add_push(commands: Parser) -> None:
+    about = "upload a run to the Hugging Face hub, with a model card"
+    push = commands.add("push", _push, about, "runs/demo-aa my-name/demo-aa")
     push.add_argument("run_folder", metavar="RUN", help="a run folder")
     push.add_argument("repository", nargs="?", metavar="REPO", help="owner/name on the hub")
     push.add_argument("--to", metavar="DIR", help="write the hub's folder here instead of uploading it")
-    push.add_argument("--private", action="store_true", help="a repository that only you can see")
-    push.add_argument("--weights", choices=("last", "best", "ema"), metavar="weights", help="last, best or ema")
+    push.add_argument("--private", action="store_true", help="make the repository private")
+    push.add_argument("--weights", **one_of("weights", ("last", "best", "ema")), help="last, best or ema")
 
 
-def _add_convert(commands: Any) -> None:
-    convert = add(
-        commands,
-        "convert",
-        _convert,
-        "bring weights of other implementations' AAConv layers into ours",
-        "theirs.pt -o model.safetensors --layout legendong",
-    )
+def _add_convert(commands: Parser) -> None:
+    about = "convert AAConv weights of other implementations"
+    convert = commands.add("convert", _convert, about, "theirs.pt -o model.safetensors --layout legendong")
     convert.add_argument("state", metavar="STATE", help="a state dict: .pt (tensors only) or .safetensors")
     convert.add_argument("-o", "--output", required=True, metavar="FILE", help="a .safetensors file")
     convert.add_argument(
-        "--layout", choices=LAYOUTS, metavar="layout", help=f"{', '.join(LAYOUTS)}; default: found by the names"
+        "--layout", **one_of("layout", LAYOUTS), help=f"{', '.join(LAYOUTS)}; default: recognised by the names"
     )
     convert.add_argument(
-        "--inexact", action="store_true", help="also where the formulas differ, to train on from there"
+        "--inexact", action="store_true", help="also where the formulas differ: a start for further training"
     )
 
 
@@ -82,7 +64,7 @@ def _export(chosen: argparse.Namespace) -> None:
     if chosen.data_dir is not None:
         raise ValueError("--data-dir belongs to .safetensors files: others are run on random images")
     if chosen.device is not None:
-        raise ValueError("--device belongs to .safetensors files: others are run on the processor")
+        raise ValueError("--device belongs to .safetensors files: others are run on the CPU")
     export(
         chosen.source,
         chosen.output,

@@ -1,25 +1,34 @@
-"""Commands about networks: cost, models."""
+"""Commands about networks: models, cost."""
 
 import argparse
-from typing import Any
 
-from .parsing import add, positive
+from .parsing import Parser, positive
+from .source import add_json
 
 
-def add_commands(commands: Any) -> None:
-    cost = add(commands, "cost", _cost, "parameters, FLOPs and map memory of a model", "aa_resnet50 --layers")
-    cost.add_argument("model", help="a registered name; `aaconv models` lists them")
-    cost.add_argument("--size", type=positive, nargs="+", metavar="N", help="height and width, or one for both")
+def add_commands(commands: Parser) -> None:
+    models = commands.add("models", _models, "list the models with their parameters and FLOPs", "'aa_*'")
+    models.add_argument(
+        "pattern", nargs="?", default="*", metavar="PATTERN", help="a wildcard pattern or a part of the name"
+    )
+    add_json(models)
+
+    about = "count parameters, FLOPs and attention-map memory of a model"
+    cost = commands.add("cost", _cost, about, "aa_resnet50 --layers")
+    cost.add_argument("model", metavar="MODEL", help="a name of ours (`aaconv models`) or of timm's")
+    cost.add_argument("--size", type=positive, nargs="+", metavar="N", help="height and width, or one number for both")
     cost.add_argument("--layers", action="store_true", help="layer by layer")
-    cost.add_argument("--json", action="store_true", help="print JSON")
+    add_json(cost)
 
-    models = add(commands, "models", _models, "list the models with parameters and FLOPs", "'aa_*'")
-    models.add_argument("pattern", nargs="?", default="*", help="a wildcard pattern or a part of the name")
-    models.add_argument("--json", action="store_true", help="print JSON")
+
+def _models(chosen: argparse.Namespace) -> None:
+    from ..cost.show import print_models
+
+    print_models(chosen.pattern, as_json=chosen.json)
 
 
 def _cost(chosen: argparse.Namespace) -> None:
-    from ..cost.counting import print_cost
+    from ..cost.show import print_cost
 
     size = None
     if chosen.size:
@@ -27,9 +36,3 @@ def _cost(chosen: argparse.Namespace) -> None:
             raise ValueError(f"--size takes height and width, or one for both, got {len(chosen.size)} numbers")
         size = (chosen.size[0], chosen.size[-1])
     print_cost(chosen.model, size, layers=chosen.layers, as_json=chosen.json)
-
-
-def _models(chosen: argparse.Namespace) -> None:
-    from ..cost.counting import print_models
-
-    print_models(chosen.pattern, as_json=chosen.json)

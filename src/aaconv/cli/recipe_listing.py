@@ -1,10 +1,10 @@
 """The catalogue in print: `aaconv recipes` and `aaconv recipes show NAME`."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
@@ -12,39 +12,44 @@ from ..recipes import catalogue
 from ..recipes.overrides import field_texts
 from ..recipes.paper import ACCURACY
 from ..recipes.recipe import Recipe
-from ..utils.terminal import console
+from ..utils.terminal import fitting_console
 
 OUR_CHOICE = "our choice: the paper does not say"
 
 
+COLUMNS: dict[str, Callable[[Recipe], str]] = {
+    "recipe": lambda recipe: recipe.name,
+    "network": lambda recipe: recipe.model.name,
+    "data": lambda recipe: recipe.data,
+    "epochs": lambda recipe: str(recipe.epochs),
+    "table": lambda recipe: str(recipe.evidence.table) if recipe.evidence else "",
+    "row": lambda recipe: recipe.evidence.row if recipe.evidence else "",
+    "paper": lambda recipe: _headline(recipe),
+}
+DISPENSABLE = ("row", "data")
+"""Columns that are left out, one after the other, until a narrow terminal has room for the rest."""
+
+
 def print_recipes(pattern: str = "*", *, as_json: bool = False) -> None:
-    """A line a recipe; columns that do not fit the terminal are left out, the name never."""
+    """A line per recipe; columns that do not fit the terminal are left out, the name never."""
     found = [catalogue.get(name) for name in catalogue.names(pattern)]
     if as_json:
         print(json.dumps([_with_paper(recipe) for recipe in found], indent=2))
         return
-    output = _console()
-    columns = {
-        "recipe": lambda recipe: recipe.name,
-        "network": lambda recipe: recipe.model.name,
-        "data": lambda recipe: recipe.data.rpartition("/")[2],
-        "epochs": lambda recipe: str(recipe.epochs),
-        "table": lambda recipe: str(recipe.evidence.table) if recipe.evidence else "",
-        "row": lambda recipe: recipe.evidence.row if recipe.evidence else "",
-        "paper": _headline,
-    }
-    for least, name in ((125, "row"), (95, "data")):
-        if output.width < least:
-            del columns[name]
+    output = fitting_console()
+    columns = {title: [cell(recipe) for recipe in found] for title, cell in COLUMNS.items()}
+    for title in DISPENSABLE:
+        if sum(max(map(len, [title, *cells])) + 2 for title, cells in columns.items()) - 2 > output.width:
+            del columns[title]
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in columns:
-        table.add_column(name, justify="right" if name in ("epochs", "table", "paper") else "left", no_wrap=True)
-    for recipe in found:
-        table.add_row(*(Text(cell(recipe)) for cell in columns.values()))
+    for title in columns:
+        table.add_column(title, justify="right" if title in ("epochs", "table", "paper") else "left", no_wrap=True)
+    for row in zip(*columns.values(), strict=True):
+        table.add_row(*map(Text, row))
     output.print(table)
     if any(recipe.evidence for recipe in found):
         output.print(Text("paper: top-1 accuracy or mAP as printed, in percent", "dim"))
-    output.print(Text(f"aaconv recipes show {found[0].name} tells all of one", "dim"))
+    output.print(Text(f"aaconv recipes show {found[0].name} prints all of one", "dim"))
 
 
 def print_recipe(name: str, *, as_json: bool = False) -> None:
@@ -53,7 +58,7 @@ def print_recipe(name: str, *, as_json: bool = False) -> None:
     if as_json:
         print(json.dumps(_with_paper(recipe), indent=2))
         return
-    output = _console()
+    output = fitting_console()
     output.print(Text.assemble((recipe.name, "bold"), f"  {recipe.summary}"))
     row = catalogue.paper_row(recipe)
     if row is not None:
@@ -71,12 +76,6 @@ def print_recipe(name: str, *, as_json: bool = False) -> None:
         note = OUR_CHOICE if field.name in ours else texts.get(field.name, "")
         table.add_row(field.name, _value(recipe, field.name), note)
     output.print(table)
-
-
-def _console() -> Console:
-    """As wide as the terminal, wide enough for everything elsewhere."""
-    terminal = Console(highlight=False)
-    return terminal if terminal.is_terminal else console()
 
 
 def _headline(recipe: Recipe) -> str:
@@ -98,7 +97,7 @@ def _value(recipe: Recipe, name: str) -> str:
 
 
 def _where(recipe: Recipe) -> str:
-    """What the command has to be told: where images lie that cannot be drawn or downloaded."""
+    """The option that says where images are which can neither be drawn nor downloaded."""
     if recipe.data == "shapes" or recipe.data.startswith("cifar"):
         return ""
     return " --data folder/PATH" if recipe.data.startswith("folder/") else " --data-dir PATH"

@@ -6,52 +6,56 @@ from dataclasses import MISSING, fields
 from types import NoneType, UnionType
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
-import yaml
-
 from ..recipes.overrides import field_texts
 from ..recipes.recipe import Recipe
 from ..recipes.yaml_file import describe
+from .parsing import Parser, one_of
 
 MODEL_OPTION = "--model."
-
-
 FIXED = ("evidence",)
 """Fields that follow from others: the cell of the paper belongs to its network and data."""
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
+def add_options(parser: Parser) -> None:
     """An option for each field, without defaults: what is not given is not in the namespace."""
-    group = parser.add_argument_group("fields of the recipe", "every one can be overridden")
-    group.add_argument(
-        "--model", default=argparse.SUPPRESS, metavar="NAME", help="another network; `aaconv models` lists them"
-    )
-    group.add_argument(
-        "--model.OPTION", dest="model_options", action="append", default=argparse.SUPPRESS, metavar="VALUE",
+    group = parser.add_argument_group("fields of the recipe", "each replaces the value of the recipe")
+
+    def add(*names: str, **how: Any) -> None:
+        parser.remember(group.add_argument(*names, default=argparse.SUPPRESS, **how))
+
+    add("--model", metavar="NAME", help="another network; `aaconv models` lists them")
+    add(
+        "--model.OPTION",
+        dest="model_options",
+        action="append",
+        metavar="VALUE",
         help="a keyword of the network: --model.num-heads 4 --model.position none",
-    )  # fmt: skip
+    )
     hints, texts = get_type_hints(Recipe), field_texts()
     for field in fields(Recipe):
-        if field.name in ("model", *FIXED):
-            continue
-        hint = hints[field.name]
-        about: dict[str, Any] = {"dest": field.name, "default": argparse.SUPPRESS}
-        about["help"] = _help(field, hint, texts.get(field.name))
-        option = "--" + field.name.replace("_", "-")
-        if hint is bool:
-            group.add_argument(option, action=argparse.BooleanOptionalAction, **about)
-            continue
-        kind = _not_none(hint)
-        if get_origin(kind) is Literal:
-            about |= {"choices": get_args(kind), "metavar": field.name}
-            if field.name == "compile":
-                about |= {"nargs": "?", "const": "default"}
-        elif get_origin(kind) is tuple:
-            item = get_args(kind)[0]
-            about |= {"nargs": "*", "action": "extend", "type": _reader(item)}
-            about["metavar"] = "TEXT" if item is str else "N"
-        else:
-            about |= {"type": _reader(hint), "metavar": "TEXT" if kind is str else "N"}
-        group.add_argument(option, **about)
+        if field.name not in ("model", *FIXED):
+            about = _about(field.name, hints[field.name])
+            help = _help(field, hints[field.name], texts.get(field.name))
+            add("--" + field.name.replace("_", "-"), dest=field.name, help=help, **about)
+
+
+def _about(name: str, hint: Any) -> dict[str, Any]:
+    """What add_argument has to know about a field of that type."""
+    kind = _not_none(hint)
+    if hint is bool:
+        return {"action": argparse.BooleanOptionalAction}
+    if get_origin(kind) is Literal:
+        bare = {"nargs": "?", "const": "default"} if name == "compile" else {}
+        return one_of(name, get_args(kind)) | bare
+    if get_origin(kind) is tuple:
+        item = get_args(kind)[0]
+        return {
+            "nargs": "*",
+            "action": "extend",
+            "type": _reader(item),
+            "metavar": "TEXT" if item is str else "N",
+        }
+    return {"type": _reader(hint), "metavar": "TEXT" if kind is str else "N"}
 
 
 def spell_out(arguments: Sequence[str]) -> list[str]:
@@ -83,6 +87,8 @@ def given(chosen: argparse.Namespace) -> dict[str, Any]:
 
 def parse_value(text: str) -> Any:
     """4, 0.5, 1e-3, true, [14, 14]: as in YAML; anything else is a text."""
+    import yaml
+
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError:
@@ -96,13 +102,19 @@ def parse_value(text: str) -> Any:
 
 
 def _help(field: Any, hint: Any, text: str | None) -> str:
-    parts = [text or describe(hint)]
+    parts = [_as_a_phrase(text) if text else describe(hint)]
     if text and get_origin(_not_none(hint)) is Literal:
-        parts.append(describe(_not_none(hint)))
+        parts.append(f"one of {', '.join(get_args(_not_none(hint)))}")
     if field.default is not MISSING and field.default is not None and hint is not bool:
         default = " ".join(map(str, field.default)) if isinstance(field.default, tuple) else field.default
         parts.append(f"usually {default}" if default != "" else "")
     return "; ".join(part.rstrip(".") for part in parts if part).replace("%", "%%")
+
+
+def _as_a_phrase(text: str) -> str:
+    """As all help is written, without the capital of a sentence; None is what one writes there."""
+    text = text.replace("None: ", "none: ")
+    return text[0].lower() + text[1:] if text[1:2].islower() else text
 
 
 def _not_none(hint: Any) -> Any:

@@ -1,20 +1,18 @@
 """`aaconv recipes`."""
 
 import argparse
-from typing import Any
 
-from .parsing import add
-
-
-def add_commands(commands: Any) -> None:
-    _add_recipes(commands)
+from .parsing import Parser
+from .source import add_json
 
 
-def _add_recipes(commands: Any) -> None:
-    recipes = add(commands, "recipes", _recipes, "list the recipes, or show one", "show cifar100-small-aa")
-    recipes.add_argument("pattern", nargs="?", default="*", help="a wildcard pattern, a part of the name, or `show`")
-    recipes.add_argument("name", nargs="?", help="with `show`: the recipe to show, field by field")
-    recipes.add_argument("--json", action="store_true", help="print JSON")
+def add_commands(commands: Parser) -> None:
+    recipes = commands.add("recipes", _recipes, "list the recipes, or show one", "show cifar100-small-aa")
+    recipes.add_argument(
+        "pattern", nargs="?", default="*", metavar="PATTERN", help="a wildcard pattern, a part of the name, or `show`"
+    )
+    recipes.add_argument("name", nargs="?", metavar="NAME", help="after `show`: the recipe to show, field by field")
+    add_json(recipes)
 
 
 def _recipes(chosen: argparse.Namespace) -> None:

@@ -2,30 +2,30 @@
 
 import argparse
 from pathlib import Path
-from typing import Any
 
-from .parsing import add
+from .parsing import Parser
+from .recipe_options import add_options, given
+from .source import add_device
 
 
-def add_commands(commands: Any) -> None:
+def add_commands(commands: Parser) -> None:
     _add_train(commands)
 
-    record = add(commands, "record", _record, "keep the results of finished runs for `aaconv table`", "runs/*-seed0")
+    about = "keep the results of finished runs for `aaconv table`"
+    record = commands.add("record", _record, about, "runs/*-seed0")
     record.add_argument("runs", nargs="+", metavar="RUN", help="folder of a finished run")
     record.add_argument("--results", default="results", metavar="DIR", help="where to keep them, default: results")
 
 
-def _add_train(commands: Any) -> None:
-    from .recipe_options import add_options
-
-    example = "cifar100-small-aa --epochs 30 --lr 0.1 --model.num-heads 4 --seed 3"
-    train = add(commands, "train", _train, "train a recipe into a run folder, or go on with a run", example)
-    train.usage = "aaconv train [RECIPE | --from FILE | --resume RUN] [--run DIR] [--FIELD VALUE ...] [option ...]"
+def _add_train(commands: Parser) -> None:
+    example = "cifar100-small-aa --epochs 30 --model.num-heads 4"
+    train = commands.add("train", _train, "train a recipe into a run folder, or resume a run", example)
+    train.usage = """\
+aaconv train [RECIPE | --from FILE | --resume RUN] [--run DIR]
+                    [--FIELD VALUE ...] [option ...]"""
     train.add_argument("recipe", nargs="?", metavar="RECIPE", help="a name; `aaconv recipes` lists them")
-    train.add_argument(
-        "--from", dest="source", metavar="FILE", help="take the recipe from a YAML file, as in RUN/recipe.yaml"
-    )
-    train.add_argument("--resume", metavar="RUN", help="go on with a run that was interrupted")
+    train.add_argument("--from", dest="source", metavar="FILE", help="a recipe in a YAML file, such as RUN/recipe.yaml")
+    train.add_argument("--resume", metavar="RUN", help="resume a run that was interrupted")
     # torchrun takes --run for one of its own options, wherever it stands: --run-dir is the name for its command line.
     train.add_argument(
         *("--run", "--run-dir"),
@@ -33,17 +33,20 @@ def _add_train(commands: Any) -> None:
         metavar="DIR",
         help="folder for the run, default: runs/NAME-seedN, numbered; after torchrun write --run-dir",
     )
-    train.add_argument("--device", metavar="DEVICE", help="cuda, cuda:1 or cpu; default: a GPU if there is one")
-    train.add_argument("--tensorboard", action="store_true", help="write events for TensorBoard, into RUN/tensorboard")
+    add_device(train)
+    train.add_argument("--tensorboard", action="store_true", help="write TensorBoard events into RUN/tensorboard")
     train.add_argument("--record", action="store_true", help="record the result for `aaconv table` at the end")
     train.add_argument("--dry-run", action="store_true", help="print the recipe with all changes, and stop")
     add_options(train)
 
 
 def _train(chosen: argparse.Namespace) -> None:
+    from .. import recipes
+
+    if chosen.recipe is not None:
+        recipes.get(chosen.recipe)  # a wrong name is reported before torch is imported
     from ..recipes.yaml_file import to_yaml
     from ..training import launch
-    from .recipe_options import given
 
     changes = given(chosen)
     how = {"device": chosen.device, "tensorboard": chosen.tensorboard, "record": chosen.record}

@@ -9,93 +9,22 @@ bfloat16, 2 heads (height * width)^2 bytes a layer.
 from __future__ import annotations
 
 import functools
-import json
 from collections import defaultdict
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 
 import timm
 import torch
-from rich.table import Table
 from torch import Tensor, nn
 
 from ..layers import dry_run
 from ..layers.aaconv import AAConv2d, AAConvNd
-from ..models import check_name, create_without_memory, list_models
-from ..utils.terminal import console, readable_bytes
+from ..models import check_name, create_without_memory
 from .dispatch import TorchDispatchMode
 from .flops import RULES, SLIDING, Ops, aten, attention_ops
+from .totals import TOTALS, AttentionCost, Cost, LayerCost
 
 LARGEST_SIZE_TRIED = 1024
 LARGEST_SIZE = 10**5  # far larger, and the sizes in bytes overflow
-TOTALS = ("params", "flops", "true_flops", "map_bytes")
-
-
-@dataclass(frozen=True)
-class LayerCost:
-    """One module's own cost, without that of the modules inside it."""
-
-    name: str
-    kind: str
-    output: tuple[int, ...] | None
-    params: int
-    flops: int
-    true_flops: int
-    map_bytes: int
-
-
-@dataclass(frozen=True)
-class AttentionCost:
-    """The attention branch of one AAConv2d: pooling, projections, tables and the attention itself, no convolution."""
-
-    name: str
-    num_heads: int
-    key_channels: int
-    value_channels: int
-    height: int
-    width: int
-    params: int
-    flops: int
-    true_flops: int
-    map_bytes: int
-
-
-@dataclass(frozen=True)
-class Cost:
-    """What one image of `size` (height, width) costs: by layer, the attention branches, and in total."""
-
-    model: str
-    size: tuple[int, int]
-    layers: list[LayerCost]
-    attention: list[AttentionCost]
-
-    @property
-    def params(self) -> int:
-        return sum(layer.params for layer in self.layers)
-
-    @property
-    def flops(self) -> int:
-        return sum(layer.flops for layer in self.layers)
-
-    @property
-    def true_flops(self) -> int:
-        return sum(layer.true_flops for layer in self.layers)
-
-    @property
-    def map_bytes(self) -> int:
-        """Bytes of all attention maps together, as training stores them."""
-        return sum(layer.map_bytes for layer in self.layers)
-
-    @property
-    def gflops(self) -> float:
-        return self.flops / 1e9
-
-    @property
-    def true_gflops(self) -> float:
-        return self.true_flops / 1e9
-
-    def summary(self) -> dict:
-        return {"model": self.model, "size": list(self.size), **{total: getattr(self, total) for total in TOTALS}}
 
 
 def count(
@@ -120,7 +49,9 @@ def count(
             f"the smallest size that works is {smallest[0]} x {smallest[1]}"
         ) from None
     layers = _layers(twin, counter)
-    return Cost(name, (height, width), layers, _attention(twin, counter, layers))
+    totals = {total: sum(getattr(layer, total) for layer in layers) for total in TOTALS}
+    totals["largest_map"] = max((layer.map_bytes for layer in layers), default=0)
+    return Cost(name, (height, width), **totals, attention=_attention(twin, counter, layers), layers=layers)
 
 
 def count_named(name: str, size: tuple[int, int] | None = None, **options) -> Cost:
@@ -289,83 +220,3 @@ def _attention(model: nn.Module, counter: _Counter, layers: list[LayerCost]) -> 
             sizes = (module.num_heads, module.key_channels, module.value_channels, *counter.maps[name])
             branches.append(AttentionCost(name, *sizes, *(sum(getattr(p, total) for p in parts) for total in TOTALS)))
     return branches
-
-
-def print_cost(name: str, size: tuple[int, int] | None = None, *, layers: bool = False, as_json: bool = False) -> None:
-    """Print what the registered model `name` costs on one image, with its layers if asked for."""
-    cost = count_named(name, size)
-    if as_json:
-        extra = {key: [asdict(row) for row in getattr(cost, key)] for key in ("layers", "attention")} if layers else {}
-        print(json.dumps(cost.summary() | extra, indent=2))
-        return
-    output = console()
-    if layers:
-        output.print(_layer_table(cost))
-    if cost.attention:
-        output.print(_attention_table(cost))
-    output.print(f"[bold]{cost.model}[/bold] on one image of {cost.size[0]} x {cost.size[1]}", highlight=False)
-    output.print(f"  parameters  {cost.params:>15,}")
-    output.print(f"  FLOPs       {cost.flops:>15,}  as the paper counts: batched matrix products count nothing")
-    output.print(f"  FLOPs       {cost.true_flops:>15,}  with the batched products Q K^T and A V")
-    if cost.map_bytes:
-        largest = max(layer.map_bytes for layer in cost.layers)
-        maps, most = readable_bytes(cost.map_bytes), readable_bytes(largest)
-        output.print(f"  maps        {maps:>15}  in all, bfloat16; {most} the largest layer")
-
-
-def print_models(pattern: str = "*", *, as_json: bool = False) -> None:
-    """List the models of this package whose name fits `pattern`, with parameters and both counts."""
-    names = _named(pattern)
-    weights = {name: timm.get_pretrained_cfg(name).description for name in names if timm.is_model_pretrained(name)}
-    if as_json:
-        print(json.dumps([count_named(name).summary() | {"weights": weights.get(name)} for name in names], indent=2))
-        return
-    last = ["pretrained on"] if weights else []
-    table = _new_table("model", "size", "params", "GFlops (paper)", "GFlops (true)", "maps", *last)
-    for name in names:
-        cost = count_named(name)
-        maps = readable_bytes(cost.map_bytes) if cost.map_bytes else "-"
-        gflops = (f"{cost.gflops:.3f}", f"{cost.true_gflops:.3f}")
-        about = [weights.get(name, "")] if weights else []
-        table.add_row(name, "{} x {}".format(*cost.size), f"{cost.params:,}", *gflops, maps, *about)
-    console().print(table)
-
-
-def _named(pattern: str) -> list[str]:
-    """Our names that fit the pattern; a bare word may stand anywhere in a name."""
-    pattern = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
-    names = list_models(pattern)
-    if not names:
-        raise ValueError(f"no model fits {pattern!r}; without a pattern all {len(list_models())} are listed")
-    return names
-
-
-def _layer_table(cost: Cost) -> Table:
-    table = _new_table("layer", "kind", "output", "params", "FLOPs (paper)", "FLOPs (true)", "maps")
-    for layer in cost.layers:
-        output = " x ".join(map(str, layer.output[1:])) if layer.output else ""
-        maps = readable_bytes(layer.map_bytes) if layer.map_bytes else ""
-        counts = (f"{number:,}" if number else "" for number in (layer.params, layer.flops, layer.true_flops))
-        table.add_row(layer.name or "(model)", layer.kind, output, *counts, maps)
-    return table
-
-
-def _attention_table(cost: Cost) -> Table:
-    table = _new_table(
-        "attention branch of", "map", "heads", "dk", "dv", "params", "FLOPs (paper)", "FLOPs (true)", "maps"
-    )
-    for branch in cost.attention:
-        sizes = map(str, (branch.num_heads, branch.key_channels, branch.value_channels))
-        counts = (f"{number:,}" for number in (branch.params, branch.flops, branch.true_flops))
-        table.add_row(
-            branch.name, f"{branch.height} x {branch.width}", *sizes, *counts, readable_bytes(branch.map_bytes)
-        )
-    return table
-
-
-def _new_table(first: str, *columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="left" if column == "kind" else "right", no_wrap=True)
-    return table

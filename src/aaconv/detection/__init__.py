@@ -1,6 +1,5 @@
 """What a detector needs beside its network: anchors, the loss, and boxes out of what the network says."""
 
-from ..data.detection_loader import Targets
 from .anchors import AnchorSettings, make_anchors
 from .loss import DetectionLoss, match
 from .postprocess import Detections, PostprocessSettings, postprocess
@@ -10,7 +9,6 @@ __all__ = [
     "DetectionLoss",
     "Detections",
     "PostprocessSettings",
-    "Targets",
     "make_anchors",
     "match",
     "postprocess",

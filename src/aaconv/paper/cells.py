@@ -9,9 +9,7 @@ from decimal import ROUND_HALF_UP, Decimal
 from itertools import groupby
 from pathlib import Path
 
-import timm
-
-from ..cost.counting import AttentionCost, Cost, count_named
+from ..cost import AttentionCost, Totals, cost_of
 from ..recipes import diff
 from ..recipes.paper import ACCURACY, LATENCY, TABLES, PaperTable, Row
 from ..runs import results
@@ -20,6 +18,8 @@ from ..runs.results import Experiment
 UNITS = {"k": 10**3, "M": 10**6, "G": 10**9, "KB": 2**10, "MB": 2**20, "": 1}
 COUNTED = ("GFlops", "Params", "Memory", "FLOPS")
 TRUE_GFLOPS = "GFlops (true)"
+LATENCIES = Path("benchmarks/table2.json")
+"""Measured here, or else what comes with the package."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ def compare(paper: str, exact: float, unit: str = "") -> tuple[str, bool]:
     return f"{sign}{ours:f}{printed_unit}", ours == printed
 
 
-def cells(numbers: Iterable[int] = tuple(TABLES), folder: str | Path = results.RESULTS) -> list[Cell]:
+def cells(numbers: Iterable[int] = tuple(TABLES), folder: str | Path | None = None) -> list[Cell]:
     """Every cell of these tables, row by row; where a row has GFlops, the true count follows them."""
     return cells_of(numbers, results.experiments(results.read(folder)))
 
@@ -73,12 +73,11 @@ def _row_cells(
     table: PaperTable, row: Row, counted: dict[str, int], ours: list[Experiment], latencies: dict
 ) -> list[Cell]:
     found = []
-    missing = None if timm.is_model(row.model) else "not built yet"
     for column, paper in row.cells.items():
         exact, note, match = None, row.cell_notes.get(column), None
         if column in COUNTED:
             exact = counted.get(column)
-            note = "; ".join(filter(None, (missing, row.note, note)))
+            note = "; ".join(filter(None, (row.note, note)))
         elif column in ACCURACY:
             behind = _experiments(ours, table, row, column)
             exact = behind[0].mean(metric_of(column)) if behind else None
@@ -91,7 +90,7 @@ def _row_cells(
         # Another GPU, or a run that did not do what the paper's did: nothing to agree with.
         if column in LATENCY or (column in ACCURACY and exact is not None and behind[0].changes):
             match = None
-        note = _fill(note, table, row) if note and not missing else note
+        note = _fill(note, table, row) if note else note
         found.append(
             Cell(table.number, row.name, column, paper, text, exact, match, _setting(table, row), note or None)
         )
@@ -102,13 +101,13 @@ def _row_cells(
     return found
 
 
-def _cost(table: PaperTable, row: Row, **options: object) -> Cost:
-    return count_named(row.model, table.size, **row.options, **options)
+def _cost(table: PaperTable, row: Row, **options: object) -> Totals:
+    return cost_of(row.model, table.size, **row.options, **options)
 
 
 def _counted(table: PaperTable, row: Row, index: int) -> dict[str, int]:
-    """Column -> our exact value, of the columns that are counted; empty where the model is not built yet."""
-    if not any(column in COUNTED for column in row.cells) or not timm.is_model(row.model):
+    """Column -> our exact value, of the columns that are counted."""
+    if not any(column in COUNTED for column in row.cells):
         return {}
     cost = _cost(table, row, **row.fitted)
     if table.number == 9:
@@ -211,8 +210,8 @@ def on_other_data(ours: list[Experiment]) -> dict[str, list[Experiment]]:
 
 def _latencies() -> dict[tuple, dict[str, float]]:
     """(model, options) -> column -> percent over ResNet-50."""
-    path = Path("benchmarks/table2.json")
-    records = results.read_json(path) if path.exists() else []
+    path = LATENCIES if LATENCIES.exists() else results.RECORDED / LATENCIES
+    records = results.read_json(path)
     try:
         measured = {
             (record["model"], _key(record.get("options", {}))): {name: record[name] for name in LATENCY.values()}

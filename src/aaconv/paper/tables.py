@@ -1,9 +1,9 @@
 """The paper's tables beside ours, cell by cell: `aaconv table N`.
 
-Parameters, FLOPs and map memory are counted on the built models. Accuracies come from `results/DATASET/*.json`, one
-file a run (see `results.py`), and are means over the seeds; all runs on a table's data stand below it, each experiment
-with its command, and those on other data behind the last table. Latencies come from `benchmarks/table2.json`, a list of
-"model", "infer_ms", "train_ms" and "options".
+Parameters, FLOPs and map memory are those of the built models. Accuracies come from recorded results, one file per run
+(see runs/results.py), and are means over the seeds; all runs on a table's data stand below it, each experiment with its
+command, and those on other data behind the last table. Latencies come from `benchmarks/table2.json`, a list of "model",
+"infer_ms", "train_ms" and "options".
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from .cells import COUNTED, TRUE_GFLOPS, Cell, cells_of, metric_of, of_table, on
 
 
 def print_tables(
-    numbers: Sequence[int] = tuple(TABLES), *, as_json: bool = False, folder: str | Path = results.RESULTS
+    numbers: Sequence[int] = tuple(TABLES), *, as_json: bool = False, folder: str | Path | None = None
 ) -> None:
     """Print these tables of the paper with our values beside them, and how many of the counted cells agree."""
     ours = results.experiments(results.read(folder))
@@ -53,9 +53,7 @@ def print_tables(
     counted = [cell for cell in found if cell.column in COUNTED]
     if counted:
         agree = sum(cell.match is True for cell in counted)
-        waiting = sum(cell.ours is None for cell in counted)
-        rest = f"; {waiting} wait for a model that is not built yet" if waiting else ""
-        output.print(f"{agree} of {len(counted)} counted cells agree to the printed precision{rest}", highlight=False)
+        output.print(f"{agree} of {len(counted)} counted cells agree to the printed precision", highlight=False)
 
 
 def _marks(encoding: str) -> dict[bool, str]:

@@ -1,4 +1,4 @@
-"""Recipes: what a training run is made of, one an experiment of the paper.
+"""Recipes: what a training run is made of, one per experiment of the paper.
 
 recipes.get("cifar100-small-aa")        # by name; recipes.names() lists them
 recipes.save(recipe, "recipe.yaml")     # and recipes.load takes it back

@@ -15,14 +15,14 @@ from .recipe import Evidence, Model, Recipe
 _RECIPES: dict[str, Recipe] = {}
 
 ON_A_GPU: dict[str, Any] = {"precision": "bf16", "compile": "default"}
-"""How we compute what the paper does not say; on a processor the command line takes neither."""
+"""Our choice, as the paper gives none; on a CPU `for_machine` takes float32 and no compilation instead."""
 
 
 def register(*recipes: Recipe) -> None:
     """Add recipes to the catalogue; a name can be given once."""
     for recipe in recipes:
         if recipe.name in _RECIPES:
-            raise ValueError(f"there is a recipe {recipe.name!r} already")
+            raise ValueError(f"the recipe {recipe.name!r} is registered already")
         _RECIPES[recipe.name] = recipe
 
 
@@ -37,7 +37,7 @@ def names(pattern: str = "*") -> list[str]:
 def get(name: str) -> Recipe:
     """The recipe of that name; a ValueError suggests the nearest if there is none."""
     if name not in _RECIPES:
-        raise ValueError(f"there is no recipe {name!r}{_nearest(name)}")
+        raise ValueError(f"unknown recipe {name!r}{_nearest(name)}")
     return _RECIPES[name]
 
 
@@ -102,7 +102,7 @@ def cifar100(model: str) -> dict[str, Any]:
 def imagenet(model: str) -> dict[str, Any]:
     """100 epochs of SGD, 0 to 0.128 B/256 in 5% of them, a tenth at 30, 60, 80 and 90.
 
-    The batch is "the largest of 32 to 256 a worker that fits", on 8 workers: 1024 is our choice, the rule scales.
+    The batch is "the largest of 32 to 256 per worker that fits", on 8 workers: 1024 is our choice, the rule scales.
     """
     return {
         "data": "imagenet",
@@ -121,7 +121,7 @@ MNASNET_EPOCHS, MNASNET_DECAY, MNASNET_DECAY_EPOCHS = 350, 0.97, 2.4
 
 
 def mnasnet(model: str) -> dict[str, Any]:
-    """350 epochs of RMSProp with an exponential decay; with attention half the rate, and the same final one.
+    """350 epochs of RMSProp with exponential decay; with attention half the learning rate, ending at the same.
 
     The rest is the setup of the MnasNet paper it points to (0 to 0.016 B/256 in 5 epochs, times 0.97 every 2.4, decay
     and momentum 0.9, dropout 0.2, weight decay 1e-5) and the convention of its successors (epsilon 1e-3, smoothing 0.1,
@@ -149,7 +149,7 @@ def mnasnet(model: str) -> dict[str, Any]:
 
 
 def _of_the_paper() -> Iterator[Recipe]:
-    """A recipe a row of tables 1 to 4, 6 and 7 that no earlier one has; a table's own rows first (3 before 2)."""
+    """One recipe per row of tables 1 to 4, 6 and 7 that no earlier one has; a table's own rows first (3 before 2)."""
     seen = set()
     for number in (1, 3, 2, 6, 7, 4):
         for row in TABLES[number].rows:
@@ -230,7 +230,7 @@ def _small() -> Iterator[Recipe]:
 
 
 def _imagenette() -> Iterator[Recipe]:
-    """ResNets on photographs of ten ImageNet classes, 160 pixels: `--data folder/PATH` says where they lie."""
+    """ResNets on photographs of ten ImageNet classes, 160 pixels: `--data folder/PATH` says where they are."""
     for depth in (18, 50):
         for kind, title in (("plain", "convolutions only"), ("se", "Squeeze-and-Excitation"), ("aa", "attention")):
             yield Recipe(
@@ -253,7 +253,7 @@ DEMO_KINDS = {"plain": "convolutions only", "se": "with Squeeze-and-Excitation",
 
 
 def _demo() -> Iterator[Recipe]:
-    """A small network on `shapes`, on a processor, in a minute: what `aaconv demo` trains, all three alike."""
+    """A small network on `shapes`, on a CPU, in a minute: what `aaconv demo` trains, all three alike."""
     for kind, title in DEMO_KINDS.items():
         yield Recipe(
             name=f"demo-{kind}",

@@ -1,4 +1,4 @@
-"""Recipes changed by hand: every field as an option of the command line, generated from the dataclass."""
+"""Recipes with other values: changed by hand, or for the machine that they run on."""
 
 import ast
 import inspect
@@ -60,8 +60,8 @@ def check_model(recipe: Recipe) -> None:
 def for_machine(recipe: Recipe, given: Iterable[str], *, gpu: bool, cores: int) -> Recipe:
     """The recipe as this machine does it best, but for the fields that were given.
 
-    What a GPU does in bf16 and compiled, a processor does better in float32 and directly; and more workers than cores
-    only wait for each other.
+    What a GPU does in bf16 and compiled, a CPU does faster in float32 and without compilation; and more workers than
+    cores only wait for each other.
     """
     better: dict[str, Any] = {} if gpu else {"precision": "float32", "compile": "off"}
     better["workers"] = min(recipe.workers, cores)

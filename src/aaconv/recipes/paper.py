@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 class Row:
     name: str
     cells: dict[str, str]
-    model: str | None = None
+    model: str
     options: dict[str, object] = field(default_factory=dict)
     fitted: dict[str, object] = field(default_factory=dict)
     note: str | None = None
@@ -32,7 +32,7 @@ class PaperTable:
         return list(self.rows[0].cells)
 
 
-def _row(name: str, columns: str, values: str, model: str | None = None, **extra) -> Row:
+def _row(name: str, columns: str, values: str, model: str, **extra) -> Row:
     """A row as it stands in print: column names and values separated by blanks, `|` where a value has blanks itself."""
     split = values.split("|") if "|" in values else values.split()
     cells = dict(zip(columns.split(), (value.strip() for value in split), strict=True))

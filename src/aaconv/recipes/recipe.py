@@ -26,87 +26,94 @@ class Recipe:
     """One experiment, complete: the same recipe and seed give the same run."""
 
     name: str
-    """What the recipe is called, and the run's folder after it."""
+    """Name of the recipe; the run folder is named after it."""
     summary: str
-    """What it is, in a line."""
+    """What it is, in one line."""
     model: Model
     data: str
-    """shapes, cifar10, cifar100, imagenet, folder/PATH, wds/PATH or hfds/NAME; coco/PATH to detect."""
+    """shapes, cifar10, cifar100, imagenet, folder/PATH, wds/PATH or hfds/NAME; coco/PATH for detection."""
     epochs: int
-    """Passes over the training images."""
+    """Epochs to train."""
     batch: int
-    """Images a step, on all processes and accumulated parts together."""
+    """Batch size of an optimizer step, over all processes and accumulation steps."""
 
     task: Literal["classify", "detect"] = "classify"
+    """Kind of training."""
     evidence: Evidence | None = None
 
     data_dir: str | None = None
-    """Where the data lie; none: $AACONV_DATA, or ~/.cache/aaconv/data."""
+    """Folder of the data set; None: $AACONV_DATA, or ~/.cache/aaconv/data."""
     size: int | None = None
-    """Height and width of the images; None: those of a small data set, else 224."""
+    """Input height and width; None: those of a small data set, else 224."""
     workers: int = 4
-    """Processes that read and augment images; small data sets need none."""
+    """Data loader workers; small data sets need none."""
     max_unreadable: int = 100
-    """Broken images that are skipped before the run stops."""
+    """Unreadable images that are skipped before the run stops."""
     train_limit: int | None = None
-    """Train on the first so many images only, drawn by the seed 0 where the set is ordered."""
+    """Train on N images only; of an ordered data set, N random ones (seed 0)."""
     eval_limit: int | None = None
-    """Evaluate on so many images only."""
+    """Evaluate on N images only."""
     holdout: int = 0
-    """Evaluate on so many images taken out of the training set, never on the test set: to settle hyperparameters."""
+    """Evaluate on N images held out of the training set, never on the test set: for hyperparameter search."""
 
     optimizer: str = "momentum"
-    """timm's name of it; "momentum" is SGD with momentum as in the paper, "sgd" has Nesterov's."""
+    """Name of a timm optimizer; "momentum" is SGD with momentum as in the paper, "sgd" uses Nesterov momentum."""
     lr: float | None = None
-    """The peak learning rate; None: lr_base * batch / lr_base_size, the paper's rule."""
+    """Peak learning rate; None: lr_base * batch / lr_base_size, the paper's rule."""
     lr_base: float = 0.2
-    """The peak learning rate of a batch of lr_base_size."""
+    """Peak learning rate at a batch size of lr_base_size."""
     lr_base_size: int = 256
+    """Batch size that lr_base is meant for."""
     momentum: float = 0.9
+    """Momentum of the optimizer."""
     eps: float | None = None
-    """What the optimiser adds to a denominator, where it has one; None: its own default."""
+    """Epsilon of the optimizer, where it has one; None: its default."""
     weight_decay: float = 0.0
+    """Weight decay."""
     no_decay: tuple[str, ...] = ()
-    """Weights that do not decay, by name, * standing for anything: *.rel_? are the relative tables, *.qkv.weight makes
-    queries, keys and values."""
+    """Parameters excluded from weight decay, as name patterns: *.rel_? are the relative tables, *.qkv.weight the
+    projections to queries, keys and values."""
     clip_grad: float | None = None
-    """The largest norm of the gradient."""
+    """Max gradient norm (clipping)."""
     accumulate: int = 1
-    """Parts of a batch that are computed one after the other."""
+    """Gradient accumulation steps."""
 
     schedule: Literal["cosine", "step", "exponential", "constant"] = "cosine"
+    """Learning rate schedule."""
     warmup: float = 0.05
-    """Part of the epochs in which the rate rises linearly from 0."""
+    """Fraction of the epochs with a linear warm-up of the learning rate from 0."""
     decay_epochs: tuple[float, ...] = ()
-    """For "step": where the rate is multiplied by decay_rate. For "exponential": the epochs between two decays."""
+    """For "step": epochs at which the learning rate is multiplied by decay_rate. For "exponential": epochs between two
+    decays."""
     decay_rate: float = 0.1
-    """What the rate is multiplied by at each decay."""
+    """Factor of a learning rate decay."""
     min_lr: float = 0.0
-    """Where the cosine ends."""
+    """Learning rate at the end of the cosine schedule."""
 
     label_smoothing: float = 0.0
+    """Label smoothing."""
     ema: float | None = None
-    """Decay of the moving average of the weights, which is then what is evaluated, too."""
+    """Decay of the exponential moving average of the weights, which is then evaluated, too."""
 
     precision: Literal["float32", "bf16", "fp16"] = "float32"
-    """Numbers of the forward and backward pass; the weights stay float32."""
+    """Autocast dtype (mixed precision); the weights stay float32."""
     channels_last: bool = True
-    """Channels beside each other in memory: what convolutions are fast with."""
+    """channels_last memory format, which convolutions are fast in."""
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
-    """How torch.compile prepares the training step."""
+    """Mode of torch.compile for the training step."""
     sync_batch_norm: bool = False
-    """Statistics over all processes, not each one's own."""
+    """Batch norm statistics over all processes."""
     deterministic: bool = False
-    """Only algorithms that give the same bits every time; on the processor they do so anyway."""
+    """Deterministic algorithms only; on the CPU they are anyway."""
     seed: int = 0
-    """Weights, order and augmentation follow from it."""
+    """Seed of weights, data order and augmentation."""
 
     eval_every: int = 1
     """Epochs between evaluations; the last epoch is always evaluated."""
     checkpoint_every: int | None = None
-    """Steps between checkpoints; None: one at the end of each epoch."""
+    """Steps between checkpoints; None: one per epoch."""
     keep: int = 3
-    """Checkpoints kept, the newest ones."""
+    """Checkpoints to keep, the newest ones."""
 
     def __post_init__(self) -> None:
         for names, fits, expected in _LIMITS:

@@ -1,4 +1,6 @@
-"""Results that were kept, `results/DATASET/*.json`, and the runs of one experiment together: they differ in the seed.
+"""Results that were kept, `DATASET/*.json`, and the runs of one experiment together: they differ in the seed.
+
+Ours come with the package; those that `aaconv record` keeps in `results/` are read besides, where there are some.
 
 A file is one run: "model", "top1", "top5" of the last epoch (percent; or "mAP", "mAP50", "mAP75"), "epochs", "seed",
 "name" of the recipe, "overrides", and "options" where the model was built with some. Its metrics.csv lies beside it.
@@ -9,6 +11,7 @@ import logging
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
 from statistics import mean, stdev
@@ -18,7 +21,10 @@ from .. import recipes
 from ..recipes.diff import changes_of, options_of, usual
 from ..recipes.yaml_file import fit
 
+RECORDED = Path(__file__).resolve().parents[1] / "recorded"
+"""What comes with the package: results/DATASET/*.json and benchmarks/*.json."""
 RESULTS = "results"
+"""Where `aaconv record` keeps them."""
 MEASURED = ("top1", "top5", "mAP", "mAP50", "mAP75", "seconds_per_epoch")
 KINDS = {
     **dict.fromkeys(("dataset", "name", "model", "data"), str),
@@ -89,10 +95,16 @@ class Experiment:
         return {seed: some for seed, some in files.items() if len(some) > 1}
 
 
-def read(folder: str | Path = RESULTS) -> list[Record]:
-    """Every run recorded below a folder, once, with its "file"; a line on stderr names a file that is left out."""
+def read(folder: str | Path | None = None) -> list[Record]:
+    """Every run recorded below a folder, once, with its "file"; a line on stderr names a file that is left out.
+
+    Without a folder: what comes with the package, and what is in `results/`.
+    """
+    folders = [RECORDED / RESULTS, Path(RESULTS)] if folder is None else [Path(folder)]
+    if folders[-1].resolve() == folders[0]:
+        folders = folders[:1]
     found: dict[str, Record] = {}
-    for path in sorted(Path(folder).glob("*/*.json")):
+    for path in (path for folder in folders for path in sorted(folder.glob("*/*.json"))):
         content = read_json(path)
         if not isinstance(content, dict) or "model" not in content:
             _say_once(f"{path} is left out: it names no model, so `aaconv record` has not written it")
@@ -102,6 +114,13 @@ def read(folder: str | Path = RESULTS) -> list[Record]:
         if first["file"] != str(path):
             _say_once(f"{path} is left out: it is a copy of {first['file']}")
     return list(found.values())
+
+
+def fitting(pattern: str) -> list[Path]:
+    """The results that come with the package whose DATASET/NAME fits a wildcard pattern."""
+    pattern = pattern.removeprefix(f"{RESULTS}/").removesuffix(".json")
+    found = sorted((RECORDED / RESULTS).glob("*/*.json"))
+    return [path for path in found if fnmatchcase(f"{path.parent.name}/{path.stem}", pattern)]
 
 
 @cache  # a figure reads the results for each of its points

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from ..data.coco import DetectionDataset, open_detection
-from ..data.detection_loader import Batch, make_detection_loader
-from ..detection import DetectionLoss, Detections, PostprocessSettings, Targets, postprocess
+from ..data.detection_loader import Batch, Targets, make_detection_loader
+from ..detection import DetectionLoss, Detections, PostprocessSettings, postprocess
 from ..detection.coco_results import (
     METRICS,
     Result,

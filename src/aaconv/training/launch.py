@@ -8,11 +8,17 @@ from typing import Any
 from .. import recipes
 from ..recipes.overrides import for_machine
 from ..recipes.recipe import Recipe
+from ..runs import run_folder
+from ..runs.record import record_result
 from ..utils.device import cores, pick_device
 from ..utils.distributed import started_by_torchrun
+from . import trainer
 from .progress import TensorBoard, duration, following
 
 RUNS = Path("runs")
+SLOW = """\
+This recipe is made for a GPU: on a CPU it can take days. The time left is shown after
+the first steps; demo-plain, demo-se, demo-aa and detection-demo take minutes."""
 
 
 def choose(name: str | None, source: str | None, changes: dict[str, Any], device: str | None = None) -> Recipe:
@@ -23,6 +29,11 @@ def choose(name: str | None, source: str | None, changes: dict[str, Any], device
     if source is None:
         recipe = for_machine(recipe, changes, gpu=pick_device(device).type == "cuda", cores=cores())
     return recipes.override(recipe, changes)
+
+
+def made_for_a_gpu(recipe: Recipe) -> bool:
+    """Has the catalogue a recipe of that name that is trained in mixed precision?"""
+    return recipe.name in recipes.names() and recipes.get(recipe.name).precision != "float32"
 
 
 def free_folder(recipe: Recipe, runs: Path = RUNS) -> Path:
@@ -49,9 +60,6 @@ def start(
     run: Path, recipe: Recipe | None, *, device: str | None = None, tensorboard: bool = False, record: bool = False
 ) -> dict[str, Any]:
     """Train `recipe` into the folder `run`, or go on with it where there is no recipe; prints what came out."""
-    from ..runs.record import record_result
-    from . import trainer
-
     first = os.environ.get("RANK", "0") == "0"
     with ExitStack() as stack:
         if tensorboard and first:
@@ -60,7 +68,9 @@ def start(
             summary = trainer.resume(run, device=device)
         else:
             if first:
-                print(f"{recipe.name}: {recipe.model.name} on {recipe.data}, into {run}", flush=True)
+                lines = [f"{recipe.name}: {recipe.model.name} on {recipe.data}, into {run}"]
+                lines += [SLOW] if pick_device(device).type == "cpu" and made_for_a_gpu(recipe) else []
+                print("\n".join(lines), flush=True)
             summary = trainer.train(recipe, run, device=device)
     if first:
         print(conclusion(summary, run))
@@ -71,8 +81,6 @@ def start(
 
 def conclusion(summary: dict[str, Any], run: Path) -> str:
     """The result in a line, the paper's under it where there is one, and where to go from here."""
-    from ..runs import run_folder
-
     titles = {"top1": "top-1", "top5": "top-5", "mAP": "mAP", "mAP50": "mAP50", "mAP75": "mAP75"}
     found = {title: summary[key] for key, title in titles.items() if summary.get(key) is not None}
     results = [f"{title} {value:.2f} %" for title, value in found.items() if (title, value) != ("top-5", 100)]

@@ -1,5 +1,6 @@
 """How this package writes to a terminal."""
 
+import os
 import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
@@ -14,6 +15,12 @@ def console() -> Console:
     """Rich output, plain where it is not a terminal, and always wide enough that no digit is cut."""
     terminal = Console()
     return Console(width=max(terminal.width, 120) if terminal.is_terminal else 200)
+
+
+def fitting_console() -> Console:
+    """As wide as the terminal, or as $COLUMNS says; 200 columns elsewhere."""
+    terminal = Console(highlight=False)
+    return terminal if terminal.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=200)
 
 
 def readable_bytes(size: int) -> str:

@@ -1,0 +1,98 @@
+"""Costs on a terminal: `aaconv cost` and `aaconv models`."""
+
+import json
+from dataclasses import asdict
+from fnmatch import fnmatchcase
+
+from rich.table import Table
+
+from ..utils.terminal import console, readable_bytes
+from .known import cost_of, known_models, pretrained
+from .totals import Cost, Totals
+
+
+def print_cost(name: str, size: tuple[int, int] | None = None, *, layers: bool = False, as_json: bool = False) -> None:
+    """Print what the registered model `name` costs on one image, with its layers if asked for."""
+    cost = _with_layers(name, size) if layers else cost_of(name, size)
+    if as_json:
+        extra = {key: [asdict(row) for row in getattr(cost, key)] for key in ("layers", "attention")} if layers else {}
+        print(json.dumps(cost.summary() | extra, indent=2))
+        return
+    output = console()
+    if isinstance(cost, Cost):
+        output.print(_layer_table(cost))
+    if cost.attention:
+        output.print(_attention_table(cost))
+    output.print(f"[bold]{cost.model}[/bold] on one image of {cost.size[0]} x {cost.size[1]}", highlight=False)
+    output.print(f"  parameters  {cost.params:>15,}")
+    output.print(f"  FLOPs       {cost.flops:>15,}  as the paper counts: batched matrix products count nothing")
+    output.print(f"  FLOPs       {cost.true_flops:>15,}  with the batched products Q K^T and A V")
+    output.print("  a multiply-add counts as two FLOPs", highlight=False)
+    if cost.map_bytes:
+        maps, most = readable_bytes(cost.map_bytes), readable_bytes(cost.largest_map)
+        output.print(f"  maps        {maps:>15}  in all, bfloat16; {most} the largest layer")
+
+
+def _with_layers(name: str, size: tuple[int, int] | None) -> Cost:
+    from .counting import count_named
+
+    return count_named(name, size)
+
+
+def print_models(pattern: str = "*", *, as_json: bool = False) -> None:
+    """List the models of this package whose name fits `pattern`, with parameters and both counts."""
+    models, weights = _named(pattern), pretrained()
+    if as_json:
+        print(json.dumps([cost_of(name).summary() | {"weights": weights.get(name)} for name in models], indent=2))
+        return
+    table = _new_table("model", "size", "params", "GFlops\n(paper)", "GFlops\n(true)", "maps")
+    for name in models:
+        cost = cost_of(name)
+        maps = readable_bytes(cost.map_bytes) if cost.map_bytes else "-"
+        gflops = (f"{cost.gflops:.3f}", f"{cost.true_gflops:.3f}")
+        table.add_row(name, "{} x {}".format(*cost.size), f"{cost.params:,}", *gflops, maps)
+    output = console()
+    output.print(table)
+    for name in (name for name in models if name in weights):
+        output.print(f"pretrained: {name} on {weights[name]}", highlight=False, soft_wrap=True)
+
+
+def _named(pattern: str) -> list[str]:
+    """Our models whose names fit the pattern; a bare word may stand anywhere in a name."""
+    ours = known_models()
+    pattern = pattern if any(sign in pattern for sign in "*?[") else f"*{pattern}*"
+    found = [name for name in ours if fnmatchcase(name, pattern)]
+    if not found:
+        raise ValueError(f"no model fits {pattern!r}; without a pattern all {len(ours)} are listed")
+    return found
+
+
+def _layer_table(cost: Cost) -> Table:
+    table = _new_table("layer", "kind", "output", "params", "FLOPs (paper)", "FLOPs (true)", "maps")
+    for layer in cost.layers:
+        output = " x ".join(map(str, layer.output[1:])) if layer.output else ""
+        maps = readable_bytes(layer.map_bytes) if layer.map_bytes else ""
+        counts = (f"{number:,}" if number else "" for number in (layer.params, layer.flops, layer.true_flops))
+        table.add_row(layer.name or "(model)", layer.kind, output, *counts, maps)
+    return table
+
+
+def _attention_table(cost: Totals) -> Table:
+    table = _new_table(
+        "attention branch of", "map", "heads", "dk", "dv", "params", "FLOPs (paper)", "FLOPs (true)", "maps"
+    )
+    for branch in cost.attention:
+        sizes = map(str, (branch.num_heads, branch.key_channels, branch.value_channels))
+        counts = (f"{number:,}" for number in (branch.params, branch.flops, branch.true_flops))
+        table.add_row(
+            branch.name, f"{branch.height} x {branch.width}", *sizes, *counts, readable_bytes(branch.map_bytes)
+        )
+    return table
+
+
+def _new_table(first: str, *columns: str) -> Table:
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    table.add_column(first, no_wrap=True)
+    for column in columns:
+        table.add_column(column, justify="left" if column == "kind" else "right", no_wrap=True)
+    return table
