@@ -16,7 +16,7 @@ from aaconv.runs import run_folder
 from aaconv.training import launch, progress
 from support.command_line import error_of, run
 from support.places import SHARED_DATA
-from support.tiny_runs import train_tiny, write_course
+from support.tiny_runs import train_tiny, write_epochs
 
 DATA = SHARED_DATA
 TINY = ("--epochs", "1", "--batch", "16", "--train-limit", "32", "--eval-limit", "32", "--device", "cpu")
@@ -203,12 +203,12 @@ def test_torchrun_leaves_our_options_alone():
 
 
 def test_the_papers_result_stands_below_ours(tmp_path):
-    folder = write_course(tmp_path / "run", "cifar100-wrn28-10-aa", [70.0], epochs=60)
+    folder = write_epochs(tmp_path / "run", "cifar100-wrn28-10-aa", [70.0], epochs=60)
     summary = {"top1": 70.0, "top5": 90.0, "loss": 1.0, "epochs": 60, "seconds_per_epoch": 75.0, "parameters": 1234}
     text = launch.conclusion(summary, folder)
     assert "top-1 70.00 %, top-5 90.00 %, loss 1.0000" in text
     assert "the paper: top-1 81.6, top-5 95.2 (table 1, AA-Wide-ResNet), with 500 epochs" in text
-    held_out = launch.conclusion(summary, write_course(tmp_path / "held", "cifar100-wrn28-10-aa", [70.0], holdout=5000))
+    held_out = launch.conclusion(summary, write_epochs(tmp_path / "held", "cifar100-wrn28-10-aa", [70.0], holdout=5000))
     assert "loss 1.0000, on 5,000 training images held out" in held_out
     assert "the paper:" not in held_out
 

@@ -15,7 +15,7 @@ from aaconv import AAConv2d, cli
 from aaconv.detection.postprocess import PostprocessSettings
 from aaconv.export import network
 from aaconv.models.aa_retinanet import retinanet
-from aaconv.runs.load import Loaded, load_model
+from aaconv.runs.load import TrainedModel, load_model
 
 needs_onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in network.PACKAGES),
@@ -38,7 +38,7 @@ class Network(nn.Module):
 @pytest.fixture
 def loaded():
     torch.manual_seed(0)
-    return Loaded(Network().eval(), None, None, (0.5,) * 3, (0.25,) * 3, 16, "classify", "network", None)
+    return TrainedModel(Network().eval(), None, None, (0.5,) * 3, (0.25,) * 3, 16, "classify", "network", None)
 
 
 def outputs_of(path, images):
@@ -187,7 +187,7 @@ def detector():
     model = retinanet("test_resnet", channels=8, head_depth=1, num_classes=3).eval()
     nn.init.normal_(model.class_head.predict.weight, std=0.5)
     nn.init.constant_(model.class_head.predict.bias, -2.0)
-    return Loaded(model, None, None, (0.5,) * 3, (0.25,) * 3, 64, "detect", "detector", None)
+    return TrainedModel(model, None, None, (0.5,) * 3, (0.25,) * 3, 64, "detect", "detector", None)
 
 
 @pytest.mark.parametrize("settings", [PostprocessSettings(), PostprocessSettings(threshold=0.13, overlap=0.3, most=7)])

@@ -328,7 +328,7 @@ def test_a_damaged_run_is_told_before_the_evaluation(file, text, told, broken, t
         (broken / file).unlink()
     else:
         (broken / file).write_text(whole.replace(text, '"other"') if file == "config.json" else text)
-    monkeypatch.setattr("aaconv.export.weights.judge", lambda *a, **b: pytest.fail("evaluated"))
+    monkeypatch.setattr("aaconv.export.weights.evaluate_model", lambda *a, **b: pytest.fail("evaluated"))
     assert main(["export", str(broken), "-o", str(old["safetensors"])]) == 2
     err = capsys.readouterr().err
     assert str(broken) in err

@@ -312,7 +312,7 @@ def test_training_and_test_images_must_have_the_same_categories(coco_folder, tmp
     content["categories"].append({"id": 91, "name": "hair brush"})
     file.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"same categories; only one has .*hair brush"):
-        Detect(tiny_recipe(folder)).facts()
+        Detect(tiny_recipe(folder)).data_info()
 
 
 def test_there_must_be_a_box_to_learn_from(tmp_path):
@@ -320,7 +320,7 @@ def test_there_must_be_a_box_to_learn_from(tmp_path):
     file = folder / "annotations" / "instances_train.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"annotations": []}))
     with pytest.raises(ValueError, match="training images has a box"):
-        Detect(tiny_recipe(folder)).facts()
+        Detect(tiny_recipe(folder)).data_info()
 
 
 @pytest.mark.parametrize(
@@ -336,7 +336,7 @@ def test_there_must_be_a_box_to_learn_from(tmp_path):
 def test_impossible_recipes_are_named(coco_folder, changes, told):
     task = Detect(tiny_recipe(coco_folder, **changes))
     with pytest.raises(ValueError, match=told):
-        task.build(task.facts())
+        task.build(task.data_info())
 
 
 def test_held_out_images_are_not_trained_on(coco_folder):

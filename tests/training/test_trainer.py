@@ -185,7 +185,7 @@ def test_the_average_of_the_weights_follows_them():
     learner.take_step(2, next(loader.batches()), iter(()), RunningSums(("top1",), CPU.device))
     expected = 0.75 * before + 0.25 * weights(learner.model)
     torch.testing.assert_close(weights(learner.ema.module), expected)
-    assert learner.judged is learner.ema.module
+    assert learner.eval_model is learner.ema.module
 
 
 @pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"precision": "fp16"}, {"channels_last": False}])

@@ -12,7 +12,7 @@ from torch import Tensor
 from ..data.class_names import class_title
 from ..data.transforms import EVAL_CROP
 from ..layers.aaconv import AAConv2d
-from ..runs.load import Loaded, load_model, measured
+from ..runs.load import TrainedModel, load_model, measured
 from ..runs.run_folder import read_config
 from .alignment import cell_shifts
 from .capture import Layer, Packed, attention_layers, capture
@@ -50,7 +50,7 @@ class Study:
 
 
 def study(
-    source: str | Path | Loaded,
+    source: str | Path | TrainedModel,
     images: Sequence[Any],
     *,
     names: Sequence[str] | None = None,
@@ -66,7 +66,7 @@ def study(
         raise ValueError(f"one name an image, please: got {len(names)} names and {len(images)} images")
     pixels = [load_image(image) for image in images]  # a bad file is found before the network is built
     loaded = source
-    if not isinstance(source, Loaded):
+    if not isinstance(source, TrainedModel):
         loaded = measured(load_model(source, weights=weights, pretrained=pretrained), weights)
     title = Path(loaded.source).resolve().name if loaded.recipe is not None else str(loaded.source)
     chosen = attention_layers(loaded.model, _model_name(loaded), layers)
@@ -86,7 +86,9 @@ def study(
     return Study(title, _facts(loaded, trained), trained, size, facts, pictures)
 
 
-def _run(loaded: Loaded, image: Tensor, chosen: dict[str, AAConv2d]) -> tuple[Any, list[Layer], dict[str, Packed]]:
+def _run(
+    loaded: TrainedModel, image: Tensor, chosen: dict[str, AAConv2d]
+) -> tuple[Any, list[Layer], dict[str, Packed]]:
     try:
         return capture(loaded.model, image, chosen)
     except RuntimeError as error:
@@ -94,7 +96,7 @@ def _run(loaded: Loaded, image: Tensor, chosen: dict[str, AAConv2d]) -> tuple[An
         raise ValueError(f"{_model_name(loaded)} does not run on images of {sides} pixels: {error}") from None
 
 
-def _crop(loaded: Loaded) -> float:
+def _crop(loaded: TrainedModel) -> float:
     """The part of the shorter side that the network was evaluated on."""
     if loaded.recipe is not None:
         known = read_config(loaded.source)["pretrained_cfg"]
@@ -103,7 +105,7 @@ def _crop(loaded: Loaded) -> float:
     return known.get("crop_pct") or EVAL_CROP
 
 
-def _model_name(loaded: Loaded) -> str:
+def _model_name(loaded: TrainedModel) -> str:
     return loaded.recipe.model.name if loaded.recipe is not None else str(loaded.source)
 
 
@@ -123,7 +125,7 @@ def _top(output: Any, classes: Sequence[str] | None) -> list[tuple[str, float]]:
     ]
 
 
-def _facts(loaded: Loaded, trained: bool) -> list[str]:
+def _facts(loaded: TrainedModel, trained: bool) -> list[str]:
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     facts = [f"{parameters:,} parameters"]
     if loaded.recipe is not None:

@@ -17,7 +17,7 @@ from torch import nn
 
 from ..cost.counting import count
 from ..recipes.yaml_file import to_yaml
-from ..runs.load import Loaded, load_model, measured
+from ..runs.load import TrainedModel, load_model, measured
 from ..runs.metrics import metric_rows
 from ..runs.run_folder import CONFIG, RECIPE, is_run, read_config
 from ..utils.files import check_parent, naming_unwritable
@@ -72,13 +72,13 @@ def push(run: str | Path, repository: str, *, private: bool = False, weights: st
     return f"uploaded {run} to {getattr(uploaded, 'commit_url', uploaded)}"
 
 
-def _load(run: str | Path, weights: str | None) -> Loaded:
+def _load(run: str | Path, weights: str | None) -> TrainedModel:
     if not is_run(run):
         raise ValueError(f"{run} is no run folder, it has no {RECIPE}")
     return measured(load_model(run, weights=weights), weights)
 
 
-def _config(loaded: Loaded) -> dict[str, Any]:
+def _config(loaded: TrainedModel) -> dict[str, Any]:
     """The run's own config.json, which timm lays over what it finds in the network."""
     config = read_config(loaded.source)
     if "architecture" not in config:
@@ -86,19 +86,19 @@ def _config(loaded: Loaded) -> dict[str, Any]:
     return config
 
 
-def _ready(loaded: Loaded) -> nn.Module:
+def _ready(loaded: TrainedModel) -> nn.Module:
     """The network with what timm asks of one; a detector has no width of its own."""
     if not hasattr(loaded.model, "num_features"):
         loaded.model.num_features = None
     return loaded.model
 
 
-def card_text(loaded: Loaded, name: str) -> str:
+def card_text(loaded: TrainedModel, name: str) -> str:
     """The model card, README.md."""
     return generate_readme(card(loaded, name), name.rpartition("/")[2], task_name=TASKS[loaded.task])
 
 
-def card(loaded: Loaded, name: str) -> dict[str, Any]:
+def card(loaded: TrainedModel, name: str) -> dict[str, Any]:
     """The parts of a model card, as timm puts them together; name: owner/name, or that of a folder."""
     recipe, size = loaded.recipe, loaded.size
     cost = count(loaded.model, (size, size))
@@ -135,7 +135,7 @@ model = timm.create_model("{where}", pretrained=True).eval()
 ```'''
 
 
-def _metrics_text(loaded: Loaded) -> str:
+def _metrics_text(loaded: TrainedModel) -> str:
     rows = metric_rows(loaded)
     if not rows:
         return "These weights have no final metrics: the run is not finished, or it evaluated others."

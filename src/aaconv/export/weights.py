@@ -17,20 +17,20 @@ import torch
 from torch import Tensor
 
 from ..data import open_dataset
-from ..inference.evaluate import judge
+from ..inference.evaluate import evaluate_model
 from ..recipes import PARTIAL
 from ..recipes.diff import changes_in
 from ..recipes.recipe import Recipe
-from ..runs.load import Loaded, fill, load_model
+from ..runs.load import TrainedModel, fill, load_model
 from ..runs.run_folder import (
     CONFIG,
     ENVIRONMENT,
     RECIPE,
+    default_weights,
     is_finished,
     is_run,
     read_config,
     read_environment,
-    usual_weights,
     write_json,
     write_weights,
 )
@@ -72,21 +72,21 @@ def export_weights(
         # Without its recipe: in float32, whatever it was trained in.
         loaded = replace(loaded, model=loaded.model.to(where), recipe=None)
         say(f"evaluating the file on {len(dataset):,} images of {dataset.name}")
-        found = judge(loaded, dataset, device=where)
+        found = evaluate_model(loaded, dataset, device=where)
         data = draft.read_bytes()
-        facts = {
+        about = {
             "data": found.data,
             "images": found.images,
             **found.metrics,
             "evaluated_on": environment(where)["device"],
             **origin,
-            # "best" was chosen by the images it is judged on here: a reader should know.
-            "weights": str(weights or usual_weights(source)),
+            # "best" was chosen by the images it is evaluated on here: a reader should know.
+            "weights": str(weights or default_weights(source)),
             "sha256": hashlib.sha256(data).hexdigest(),
         }
-        write_json(path.with_suffix(".json"), facts)
-    say(f"wrote {path}: {len(data) / 1e6:.1f} MB, top-1 {facts['top1']:.2f} %, top-5 {facts['top5']:.2f} %")
-    return facts
+        write_json(path.with_suffix(".json"), about)
+    say(f"wrote {path}: {len(data) / 1e6:.1f} MB, top-1 {about['top1']:.2f} %, top-5 {about['top5']:.2f} %")
+    return about
 
 
 def in_half(state: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -98,7 +98,7 @@ def in_half(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return half
 
 
-def _check(loaded: Loaded, path: Path) -> None:
+def _check(loaded: TrainedModel, path: Path) -> None:
     """A ValueError where `timm.create_model(NAME, pretrained=True)` could not use the file."""
     recipe = loaded.recipe
     name = recipe.model.name

@@ -16,7 +16,7 @@ from .. import recipes
 from ..data import Dataset, make_loader, open_dataset
 from ..data.class_names import class_title
 from ..models import check_name
-from ..runs.load import Loaded, load_model
+from ..runs.load import TrainedModel, load_model
 from ..runs.run_folder import RECIPE, is_run
 from ..tasks.classify import count
 from ..tasks.data import as_evaluated, open_data, shapes_options
@@ -88,11 +88,13 @@ def evaluate(
     if limit is not None:
         dataset = dataset.take(min(limit, len(dataset)))
     fresh = loaded.recipe is None and not (pretrained or weights)
-    found = judge(loaded, dataset, batch=batch, device=where)
+    found = evaluate_model(loaded, dataset, batch=batch, device=where)
     return replace(found, source=f"{source} with untrained weights") if fresh else found
 
 
-def judge(loaded: Loaded, dataset: Dataset, *, batch: int | None = None, device: torch.device) -> Evaluation:
+def evaluate_model(
+    loaded: TrainedModel, dataset: Dataset, *, batch: int | None = None, device: torch.device
+) -> Evaluation:
     """Test a classifier, which is on the device, on all images of a data set."""
     _check_classes(loaded, dataset)
     dataset = replace(dataset, mean=loaded.mean, std=loaded.std)
@@ -149,7 +151,7 @@ def print_evaluation(found: Evaluation, *, worst: int = 10, as_json: bool = Fals
     output.print(table)
 
 
-def _own_data(loaded: Loaded, data_dir: str | Path | None) -> Dataset:
+def _own_data(loaded: TrainedModel, data_dir: str | Path | None) -> Dataset:
     recipe = loaded.recipe if data_dir is None else replace(loaded.recipe, data_dir=str(data_dir))
     if recipe.holdout:
         held_out = open_data(recipe)[1]
@@ -159,7 +161,7 @@ def _own_data(loaded: Loaded, data_dir: str | Path | None) -> Dataset:
     return as_evaluated(recipe, test)
 
 
-def _check_classes(loaded: Loaded, dataset: Dataset) -> None:
+def _check_classes(loaded: TrainedModel, dataset: Dataset) -> None:
     # timm's names for ImageNet's classes are not those of its folders.
     known = loaded.classes if loaded.recipe is not None or loaded.metrics is not None else None
     if known is not None and tuple(known) != tuple(dataset.classes):

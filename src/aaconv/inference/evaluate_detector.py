@@ -87,7 +87,7 @@ def score_run(
     file = run / FILE_NAME if detections is None else Path(detections)
     if not file.is_file():
         raise FileNotFoundError(f"there is no file {file} of detections; `aaconv eval {run}` writes it")
-    classes = run_folder.facts_of(run_folder.read_config(run), run).classes
+    classes = run_folder.data_info_of(run_folder.read_config(run), run).classes
     _, dataset = _test_images(recipes.load(run / run_folder.RECIPE), classes, str(run), data, data_dir, limit)
     scores = mean_average_precision(dataset, read_results(file, dataset))
     if own and data is None and limit is None and run_folder.is_finished(run):

@@ -17,7 +17,7 @@ from ..data import Normalize
 from ..data.class_names import class_title
 from ..data.images import UnreadableImage, find_images, naming_unreadable, read_image
 from ..data.transforms import EVAL_CROP
-from ..runs.load import Loaded, load_model
+from ..runs.load import TrainedModel, load_model
 from ..runs.run_folder import is_run, read_config
 from ..utils.device import pick_device
 from ..utils.precision import autocast_like
@@ -55,7 +55,9 @@ def predict(
     return _predict(loaded, files, top, batch, where)
 
 
-def _predict(loaded: Loaded, files: list[Path], top: int, batch: int, device: torch.device) -> Iterator[Prediction]:
+def _predict(
+    loaded: TrainedModel, files: list[Path], top: int, batch: int, device: torch.device
+) -> Iterator[Prediction]:
     normalize = Normalize(loaded.mean, loaded.std).to(device)
     transform = preparation(loaded)
     for part in (files[first : first + batch] for first in range(0, len(files), batch)):
@@ -82,7 +84,7 @@ def _best(probabilities: Tensor, classes: tuple[str, ...] | None, top: int) -> d
     return dict(zip(names, values.tolist(), strict=True))
 
 
-def preparation(loaded: Loaded) -> v2.Transform:
+def preparation(loaded: TrainedModel) -> v2.Transform:
     """An image as the network was evaluated on it: the middle of it, in the size it knows."""
     known = read_config(loaded.source)["pretrained_cfg"] if is_run(loaded.source) else loaded.model.pretrained_cfg
     crop = known.get("crop_pct") or EVAL_CROP

@@ -20,18 +20,18 @@ from .run_folder import (
     RECIPE,
     SUMMARY,
     WEIGHTS,
-    facts_of,
+    data_info_of,
+    default_weights,
     is_run,
     naming_the_way_out,
     read_config,
     read_metrics,
     read_summary,
-    usual_weights,
 )
 
 
 @dataclass(frozen=True)
-class Loaded:
+class TrainedModel:
     """A network in evaluation mode and what it takes to use it: names of classes, statistics and size of images."""
 
     model: nn.Module
@@ -55,7 +55,7 @@ def load_model(
     options: dict[str, Any] | None = None,
     num_classes: int | None = None,
     device: torch.device | str = "cpu",
-) -> Loaded:
+) -> TrainedModel:
     """The network of a run folder, or one by its registered name.
 
     weights      of a run: last, best or ema; by default ema where there is one, else last. Or a file, of tensors only
@@ -71,11 +71,11 @@ def load_model(
     return _load_named(source, weights, pretrained, options or {}, num_classes, device)
 
 
-def _load_run(run: Path, weights: str | Path | None, device: torch.device | str) -> Loaded:
+def _load_run(run: Path, weights: str | Path | None, device: torch.device | str) -> TrainedModel:
     recipe, config = recipes.load(run / RECIPE), read_config(run)
-    facts = facts_of(config, run)
-    model = create_task(recipe).build(facts)
-    weights = weights or usual_weights(run)
+    info = data_info_of(config, run)
+    model = create_task(recipe).build(info)
+    weights = weights or default_weights(run)
     file = run / WEIGHTS[weights] if weights in WEIGHTS else Path(weights)
     if weights in WEIGHTS and not file.is_file():
         there = [name for name, path in WEIGHTS.items() if (run / path).is_file()]
@@ -84,13 +84,13 @@ def _load_run(run: Path, weights: str | Path | None, device: torch.device | str)
     fill(model, file)
     with naming_the_way_out(run):
         metrics = read_summary(run) if (run / SUMMARY).is_file() else None
-    return Loaded(
+    return TrainedModel(
         model=model.to(device).eval(),
         recipe=recipe,
-        classes=facts.classes,
-        mean=facts.mean,
-        std=facts.std,
-        size=facts.size,
+        classes=info.classes,
+        mean=info.mean,
+        std=info.std,
+        size=info.size,
         task=recipe.task,
         source=str(run),
         metrics=metrics,
@@ -105,7 +105,7 @@ def _load_named(
     options: dict[str, Any],
     num_classes: int | None,
     device: torch.device | str,
-) -> Loaded:
+) -> TrainedModel:
     if pretrained:
         check_pretrained(name)
     try:
@@ -122,7 +122,7 @@ def _load_named(
         fill(model, Path(weights))
     known = model.pretrained_cfg
     own_head = pretrained and num_classes is None
-    return Loaded(
+    return TrainedModel(
         model=model.to(device).eval(),
         recipe=None,
         classes=_class_names(known) if own_head else None,
@@ -166,7 +166,7 @@ def fill(model: nn.Module, path: Path) -> None:
     model.load_state_dict(tensors)
 
 
-def measured(loaded: Loaded, weights: str | None) -> Loaded:
+def measured(loaded: TrainedModel, weights: str | None) -> TrainedModel:
     """With the metrics of these weights of a run; without any where only others were evaluated.
 
     summary.json has those of the averaged weights, or without an average those of the last.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from .. import recipes
-from .load import Loaded
+from .load import TrainedModel
 
 METRICS = {"top1": "top-1", "top5": "top-5", "mAP": "mAP", "mAP50": "mAP50", "mAP75": "mAP75"}
 """Names in summary.json -> columns of the paper's tables; all in percent."""
 
 
-def metric_rows(loaded: Loaded) -> list[tuple[str, float | None, float | None]]:
+def metric_rows(loaded: TrainedModel) -> list[tuple[str, float | None, float | None]]:
     """(name, ours, the paper's) of every metric that the run has, or that the paper prints for it."""
     measured = loaded.metrics or {}
     rows = []

@@ -16,7 +16,7 @@ from .run_folder import (
     is_finished,
     is_run,
     naming_the_way_out,
-    read_course,
+    read_epochs,
     read_summary,
     write_json,
     write_rows,
@@ -35,7 +35,7 @@ def record_result(run: str | Path, folder: str | Path = results.RESULTS) -> Path
         raise ValueError(f"{run} is not finished; go on with it: aaconv train --resume {run}")
     with naming_the_way_out(run):
         summary = _summary_of(run)
-    rows, recipe = read_course(run), recipes.load(run / RECIPE)
+    rows, recipe = read_epochs(run), recipes.load(run / RECIPE)
     known = recipe.name in recipes.names()
     # A summary is of its day's catalogue; of other recipes older ones say nothing.
     overrides = summary.get("overrides", {}) if known else diff.overrides_of(recipe)
@@ -83,7 +83,7 @@ def _file_name(record: results.Record, recipe: Recipe) -> str:
     changes = {name: value for name, value in diff.changes_of(record).items() if name != "model"}
     if recipe.name not in recipes.names():
         # Most of its fields are not the defaults: too many for a name.
-        digest = hashlib.sha256(diff.told_apart(recipe).encode()).hexdigest()[:6]
+        digest = hashlib.sha256(diff.experiment_key(recipe).encode()).hexdigest()[:6]
         changes = {"recipe": f"{recipe.name}-{digest}"}
     parts = [f"{name}_{value}" for some in (record["options"], changes) for name, value in sorted(some.items())]
     name = "-".join([record["model"], *parts, f"seed{record['seed']}"])

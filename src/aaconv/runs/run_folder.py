@@ -24,7 +24,7 @@ import torch
 
 from ..recipes import diff
 from ..recipes.recipe import Recipe
-from ..tasks.task import Facts
+from ..tasks.task import DataInfo
 from ..utils.environment import environment, version_of
 from ..utils.files import naming_unwritable, replacing
 from ..utils.weights import Tensors, encode, write_file
@@ -42,7 +42,7 @@ def is_run(path: str | Path) -> bool:
     return (Path(path) / RECIPE).is_file()
 
 
-def usual_weights(run: str | Path) -> str:
+def default_weights(run: str | Path) -> str:
     """Which of a run's weights are taken where none are named: their moving average, where there is one."""
     return "ema" if (Path(run) / WEIGHTS["ema"]).is_file() else "last"
 
@@ -67,12 +67,12 @@ def check_free(run: Path) -> None:
             raise ValueError(f"{run} has a {there[0]} that no run has written; name another folder")
 
 
-def facts_of(config: dict[str, Any], run: Path) -> Facts:
+def data_info_of(config: dict[str, Any], run: Path) -> DataInfo:
     """What the network of a run was built for, out of its config.json."""
     try:
         known = config["pretrained_cfg"]
         size = known["input_size"][-1]
-        return Facts(tuple(config["label_names"]), tuple(known["mean"]), tuple(known["std"]), size)
+        return DataInfo(tuple(config["label_names"]), tuple(known["mean"]), tuple(known["std"]), size)
     except (KeyError, TypeError, IndexError):
         raise ValueError(f"{run / CONFIG} is not what a run writes") from None
 
@@ -94,7 +94,7 @@ def read_metrics(run: str | Path) -> list[Row]:
     return read_rows(Path(run) / METRICS)
 
 
-def read_course(run: str | Path) -> list[Row]:
+def read_epochs(run: str | Path) -> list[Row]:
     """The rows of metrics.csv, epoch by epoch; none before the first is finished, and none may be missing then."""
     run = Path(run)
     with naming_the_way_out(run):
@@ -102,11 +102,11 @@ def read_course(run: str | Path) -> list[Row]:
         finished = bool(summary.get("finished"))
         rows = read_metrics(run) if finished or (run / METRICS).is_file() else []
         if rows or finished:
-            check_course(rows, run / METRICS, summary, SUMMARY)
+            check_epochs(rows, run / METRICS, summary, SUMMARY)
     return rows
 
 
-def check_course(rows: list[Row], path: Path, summary: dict[str, Any], name: str) -> None:
+def check_epochs(rows: list[Row], path: Path, summary: dict[str, Any], name: str) -> None:
     """A ValueError where the rows of a file are not every epoch up to the one that the summary, in `name`, is of."""
     if not rows:
         raise ValueError(f"{path} has no rows")

@@ -15,7 +15,7 @@ from ..data.transforms import EVAL_CROP
 from ..models import create_model, list_models
 from ..utils.distributed import World, total
 from .data import image_size, open_data
-from .task import Facts, Loader, Task
+from .task import DataInfo, Loader, Task
 
 Batch = tuple[Tensor, Tensor]
 
@@ -32,24 +32,24 @@ class Classify(Task):
         """The images of training and of evaluation."""
         return open_data(self.recipe)
 
-    def facts(self) -> Facts:
+    def data_info(self) -> DataInfo:
         train, _ = self.data
-        return Facts(train.classes, tuple(train.mean), tuple(train.std), image_size(self.recipe, train))
+        return DataInfo(train.classes, tuple(train.mean), tuple(train.std), image_size(self.recipe, train))
 
-    def build(self, facts: Facts) -> nn.Module:
+    def build(self, info: DataInfo) -> nn.Module:
         model = self.recipe.model
         try:
             return create_model(
-                model.name, num_classes=len(facts.classes), **_own_size(model.name, facts), **model.options
+                model.name, num_classes=len(info.classes), **_own_size(model.name, info), **model.options
             )
         except TypeError as error:
             raise ValueError(f"{model.name} cannot be built with {model.options}: {error}") from None
 
-    def config(self, facts: Facts) -> dict[str, Any]:
-        config = super().config(facts)
-        config["model_args"] |= _own_size(self.recipe.model.name, facts)
+    def config(self, info: DataInfo) -> dict[str, Any]:
+        config = super().config(info)
+        config["model_args"] |= _own_size(self.recipe.model.name, info)
         train = self.data[0]
-        whole = isinstance(train, ArrayDataset) and train.images.shape[1] == facts.size
+        whole = isinstance(train, ArrayDataset) and train.images.shape[1] == info.size
         config["pretrained_cfg"]["crop_pct"] = 1.0 if whole else EVAL_CROP
         return config
 
@@ -80,11 +80,11 @@ class Classify(Task):
         return loss, {"top1": 100 * correct}
 
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-        return count(model, batches, len(self.facts().classes)).metrics()
+        return count(model, batches, len(self.data_info().classes)).metrics()
 
 
 @dataclass(frozen=True)
-class Counts:
+class ClassificationCounts:
     """Sums over images: float64 [4] of their number, losses, hits and hits among five; and int64 [class, guess]."""
 
     sums: Tensor
@@ -99,7 +99,7 @@ class Counts:
 
 
 @torch.no_grad()
-def count(model: nn.Module, batches: Iterable[Batch], classes: int) -> Counts:
+def count(model: nn.Module, batches: Iterable[Batch], classes: int) -> ClassificationCounts:
     """Every image of every process once. A last batch that is smaller is filled up: shapes stay, nothing recompiles."""
     sums = confusion = None
     full = 0
@@ -120,12 +120,12 @@ def count(model: nn.Module, batches: Iterable[Batch], classes: int) -> Counts:
         device = next(model.parameters()).device
         sums = torch.zeros(4, dtype=torch.float64, device=device)
         confusion = torch.zeros(classes, classes, dtype=torch.int64, device=device)
-    return Counts(total(sums), total(confusion))
+    return ClassificationCounts(total(sums), total(confusion))
 
 
-def _own_size(name: str, facts: Facts) -> dict[str, int]:
+def _own_size(name: str, info: DataInfo) -> dict[str, int]:
     """The keyword for the networks that are made for one size of image."""
     if name in list_models():
-        return {"img_size": facts.size}
+        return {"img_size": info.size}
     known = None if ":" in name or not timm.is_model(name.partition(".")[0]) else timm.get_pretrained_cfg(name)
-    return {"img_size": facts.size} if known is not None and known.fixed_input_size else {}
+    return {"img_size": info.size} if known is not None and known.fixed_input_size else {}

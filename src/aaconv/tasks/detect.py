@@ -24,7 +24,7 @@ from ..models import create_model
 from ..recipes.recipe import Recipe
 from ..utils.distributed import World, total
 from .data import hold_out, limited_both, shapes_options
-from .task import Facts, Loader, Task
+from .task import DataInfo, Loader, Task
 
 LARGE = 640
 EVALUATION = PostprocessSettings(threshold=0.01)
@@ -42,7 +42,7 @@ class Detect(Task):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
         self.criterion = DetectionLoss()
-        self._judged: DetectionDataset | None = None
+        self._eval_data: DetectionDataset | None = None
         self._world: World | None = None
 
     @cached_property
@@ -50,40 +50,40 @@ class Detect(Task):
         """The images of training and of evaluation."""
         return open_data(self.recipe)
 
-    def facts(self) -> Facts:
+    def data_info(self) -> DataInfo:
         train, _ = self.data
-        return Facts(train.classes, tuple(train.mean), tuple(train.std), image_size(self.recipe, train))
+        return DataInfo(train.classes, tuple(train.mean), tuple(train.std), image_size(self.recipe, train))
 
-    def build(self, facts: Facts) -> nn.Module:
+    def build(self, info: DataInfo) -> nn.Module:
         model = self.recipe.model
         try:
-            network = create_model(model.name, num_classes=len(facts.classes), **self._options(facts))
+            network = create_model(model.name, num_classes=len(info.classes), **self._options(info))
         except TypeError as error:
             raise ValueError(f"{model.name} cannot be built with {model.options}: {error}") from None
         if not hasattr(network, "anchors"):
             raise ValueError(f"{model.name} is no detector; `aaconv models retinanet` lists those there are")
-        if facts.size % network.multiple:
-            nearest = max(1, round(facts.size / network.multiple)) * network.multiple
-            raise ValueError(f"size must be a multiple of {network.multiple}, got {facts.size}; try {nearest}")
+        if info.size % network.multiple:
+            nearest = max(1, round(info.size / network.multiple)) * network.multiple
+            raise ValueError(f"size must be a multiple of {network.multiple}, got {info.size}; try {nearest}")
         return network
 
-    def config(self, facts: Facts) -> dict[str, Any]:
-        config = super().config(facts)
-        config["model_args"] = self._options(facts)
+    def config(self, info: DataInfo) -> dict[str, Any]:
+        config = super().config(info)
+        config["model_args"] = self._options(info)
         config["category_ids"] = list(self.data[0].category_ids)
         return config
 
-    def _options(self, facts: Facts) -> dict[str, Any]:
-        return {"img_size": facts.size} | self.recipe.model.options
+    def _options(self, info: DataInfo) -> dict[str, Any]:
+        return {"img_size": info.size} | self.recipe.model.options
 
     def loaders(self, batch: int, world: World) -> tuple[Loader, Loader]:
-        size = self.facts().size
+        size = self.data_info().size
         train, test = (
             loader_of(self.recipe, images, batch, world, size, train=training)
             for images, training in zip(self.data, (True, False), strict=True)
         )
-        self._judged, self._world = test.dataset, world
-        if world.first and scorer() is None:
+        self._eval_data, self._world = test.dataset, world
+        if world.is_main and scorer() is None:
             _logger.warning("no mAP here, only the loss will be measured: %s", why_no_scorer())
         return train, test
 
@@ -99,13 +99,13 @@ class Detect(Task):
         return class_loss + box_loss, {}
 
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float | None]:
-        if self._judged is None or self._world is None:
+        if self._eval_data is None or self._world is None:
             raise RuntimeError("loaders() comes before evaluate(): it says which images the batches are of")
-        found = find(model, batches, self._judged, self.criterion, self._world)
+        found = find(model, batches, self._eval_data, self.criterion, self._world)
         values: dict[str, float | None] = dict(found.losses)
         if scorer() is None:
             return values | dict.fromkeys(METRICS)
-        return values | self._world.first_does(lambda: mean_average_precision(self._judged, found.results, found.seen))
+        return values | self._world.on_main(lambda: mean_average_precision(self._eval_data, found.results, found.seen))
 
 
 def open_data(recipe: Recipe) -> tuple[DetectionDataset, DetectionDataset]:
@@ -155,7 +155,7 @@ def loader_of(
 
 
 @dataclass(frozen=True)
-class Found:
+class DetectionOutputs:
     """What a network finds in the images of all processes, and its losses: over the anchors with an object of all."""
 
     results: list[Result]
@@ -166,7 +166,7 @@ class Found:
 @torch.no_grad()
 def find(
     model: nn.Module, batches: Iterable[Batch], dataset: DetectionDataset, criterion: DetectionLoss, world: World
-) -> Found:
+) -> DetectionOutputs:
     """Every image of every process once. A last batch that is smaller is filled up: shapes stay, nothing recompiles."""
     results: list[Result] = []
     seen: list[int] = []
@@ -190,7 +190,7 @@ def find(
     parts = world.gather((results, seen))
     if not any(seen for _, seen in parts):
         raise ValueError("there is no image to evaluate on")
-    return Found(
+    return DetectionOutputs(
         [result for results, _ in parts for result in results],
         sorted(index for _, seen in parts for index in seen),
         {name: value / max(1.0, number) for name, value in losses.items()},

@@ -12,7 +12,7 @@ from ..utils.distributed import World
 
 
 @dataclass(frozen=True)
-class Facts:
+class DataInfo:
     """What of the data a network is built for, and what it takes to use the network without them."""
 
     classes: tuple[str, ...]
@@ -47,11 +47,11 @@ class Task(ABC):
         self.recipe = recipe
 
     @abstractmethod
-    def facts(self) -> Facts:
+    def data_info(self) -> DataInfo:
         """Opens the data, once."""
 
     @abstractmethod
-    def build(self, facts: Facts) -> nn.Module:
+    def build(self, info: DataInfo) -> nn.Module:
         """The network with fresh weights; the data need not be there."""
 
     @abstractmethod
@@ -69,18 +69,18 @@ class Task(ABC):
         All processes give the same; None is what could not be measured.
         """
 
-    def config(self, facts: Facts) -> dict[str, Any]:
+    def config(self, info: DataInfo) -> dict[str, Any]:
         """config.json of a run folder, in timm's layout: timm.create_model("local-dir:RUN") builds the network."""
         return {
             "architecture": self.recipe.model.name.partition(".")[0],
-            "num_classes": len(facts.classes),
-            "label_names": list(facts.classes),
+            "num_classes": len(info.classes),
+            "label_names": list(info.classes),
             "model_args": dict(self.recipe.model.options),
             "pretrained_cfg": {
-                "input_size": [3, facts.size, facts.size],
-                "mean": list(facts.mean),
-                "std": list(facts.std),
-                "num_classes": len(facts.classes),
+                "input_size": [3, info.size, info.size],
+                "mean": list(info.mean),
+                "std": list(info.std),
+                "num_classes": len(info.classes),
             },
             "task": self.recipe.task,
         }

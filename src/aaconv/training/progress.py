@@ -109,7 +109,7 @@ class Display:
         self._on_terminal = self._console.is_terminal and not self._console.is_dumb_terminal
         self._live = Live(console=self._console, auto_refresh=False, transient=True) if self._on_terminal else None
         self._clock = Clock(first[0] * steps_per_epoch + first[1], recipe.epochs * steps_per_epoch)
-        self._told = float("-inf")
+        self._updated = float("-inf")
 
     @staticmethod
     def silent() -> Display:
@@ -119,7 +119,7 @@ class Display:
     def __enter__(self) -> Display:
         if self._live:
             self._live.start()
-        self._told = time.monotonic() if not self._on_terminal else self._told
+        self._updated = time.monotonic() if not self._on_terminal else self._updated
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -128,13 +128,13 @@ class Display:
 
     def due(self) -> bool:
         """Is it time for an update? A few times a second on a terminal, every ten seconds elsewhere."""
-        return time.monotonic() - self._told >= (ON_TERMINAL if self._on_terminal else ELSEWHERE)
+        return time.monotonic() - self._updated >= (ON_TERMINAL if self._on_terminal else ELSEWHERE)
 
     def step(
         self, epoch: int, step: int, *, loss: float, lr: float, images: int, accuracy: float | None = None
     ) -> None:
         """`step` steps of the epoch (counted from 0) are done, `images` were seen by this process; accuracy in %."""
-        self._told = time.monotonic()
+        self._updated = time.monotonic()
         done = epoch * self._per_epoch + step
         self._clock.tick(done, images)
         values = {"loss": loss, "lr": lr} | ({} if accuracy is None else {"accuracy": accuracy})

@@ -60,7 +60,7 @@ class RunWriter:
     def _describe(self, device: torch.device, processes: int) -> None:
         known = run_folder.environment_of(device, processes)
         run_folder.write_json(self.run / run_folder.ENVIRONMENT, known)
-        run_folder.write_json(self.run / run_folder.CONFIG, self.task.config(self.task.facts()))
+        run_folder.write_json(self.run / run_folder.CONFIG, self.task.config(self.task.data_info()))
 
     def tables(self, rows: list[Row], speed: list[Row]) -> None:
         with self._writing("the metrics"):

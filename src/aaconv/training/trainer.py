@@ -53,11 +53,11 @@ def train(recipe: Recipe, run: str | Path, *, device: str | None = None) -> dict
     """
     run = Path(run)
     with joined(device) as world, RunLock(run) as lock:
-        world.first_does(lock.take)
+        world.on_main(lock.take)
         # Machines may count restarts differently: one that knows of it is enough.
-        again = bool(world.highest(restarted())) and world.first_does(lambda: run_folder.is_run(run))
+        again = bool(world.highest(restarted())) and world.on_main(lambda: run_folder.is_run(run))
         if not again:
-            world.first_does(lambda: run_folder.check_free(run))
+            world.on_main(lambda: run_folder.check_free(run))
         return _run(recipe, run, world, lock, again=again)
 
 
@@ -65,8 +65,8 @@ def resume(run: str | Path, *, device: str | None = None) -> dict[str, Any]:
     """Go on with a run at its newest whole checkpoint, and return its summary."""
     run = Path(run)
     with joined(device) as world, RunLock(run) as lock:
-        recipe = world.first_does(lambda: _recipe_of(run))
-        world.first_does(lock.take)
+        recipe = world.on_main(lambda: _recipe_of(run))
+        world.on_main(lock.take)
         return _run(recipe, run, world, lock, again=True)
 
 
@@ -77,15 +77,15 @@ def _recipe_of(run: Path) -> Recipe:
 
 
 def _run(recipe: Recipe, run: Path, world: World, lock: RunLock, *, again: bool) -> dict[str, Any]:
-    if again and world.first_does(lambda: run_folder.is_finished(run)):
-        if world.first:
+    if again and world.on_main(lambda: run_folder.is_finished(run)):
+        if world.is_main:
             print(f"{run} is finished already", flush=True)
-        return world.first_does(lambda: run_folder.read_summary(run))
+        return world.on_main(lambda: run_folder.read_summary(run))
     try:
         with settings(recipe):
             return Trainer(recipe, run, world, again=again, lock=lock).train()
     except Stopped as stopped:
-        if world.first:
+        if world.is_main:
             print(f"aaconv: {stopped.line}", file=sys.stderr, flush=True)
         raise
     except torch.OutOfMemoryError as error:
@@ -139,7 +139,7 @@ class Trainer:
 
     def train(self) -> dict[str, Any]:
         """Go on to the end; the summary is returned."""
-        if self.world.first:
+        if self.world.is_main:
             self.display = Display(self.recipe, self.steps_per_epoch, (self.epoch, self.step))
         with self.interrupts, self.display:
             for line in self.writer.lines:
@@ -147,7 +147,7 @@ class Trainer:
             while self.epoch < self.recipe.epochs:
                 self.train_epoch()
                 self.finish_epoch()
-        return self.world.first_does(self._finish)
+        return self.world.on_main(self._finish)
 
     def train_epoch(self) -> None:
         """The steps of the epoch that are left."""
@@ -233,19 +233,19 @@ class Trainer:
             self.best = {"value": value, "epoch": self.epoch + 1}
         self.epoch, self.step, self.seconds = self.epoch + 1, 0, 0.0
         self.sums = RunningSums(self.task.running, self.world.device)
-        self.world.first_does(lambda: self._write_epoch(improved))
+        self.world.on_main(lambda: self._write_epoch(improved))
         self.display.epoch(row)
         every = self.recipe.checkpoint_every
         if last or every is None or self.steps % every == 0:
             self._save()
 
     def _evaluate(self) -> dict[str, float | None]:
-        judged = self.learner.judged.eval()
-        self.world.same_buffers(judged)
+        eval_model = self.learner.eval_model.eval()
+        self.world.same_buffers(eval_model)
         try:
             # Not compiled: to compile the network once more, as it evaluates, takes longer than many evaluations.
             with torch.no_grad(), self.learner.precision(), torch.compiler.set_stance("force_eager"):
-                return self.task.evaluate(judged, self._watched(self.eval_loader.batches()))
+                return self.task.evaluate(eval_model, self._watched(self.eval_loader.batches()))
         except _Interrupted:
             self._stop(self.interrupts.received)
 
@@ -271,7 +271,7 @@ class Trainer:
 
     def _write_epoch(self, improved: bool) -> None:
         if improved:
-            self.writer.best(self.learner.judged)
+            self.writer.best(self.learner.eval_model)
         self.writer.tables(self.rows, self.speed)
 
     def _stop(self, signal_number: int) -> None:
@@ -283,7 +283,7 @@ class Trainer:
         """A checkpoint of this position, unless the loss was not finite on the way to it."""
         self._check_finite()
         random, sums = self.world.gather(self.learner.random_state()), self.world.gather(self.sums.state())
-        return self.world.first_does(lambda: self._write_checkpoint(random, sums))
+        return self.world.on_main(lambda: self._write_checkpoint(random, sums))
 
     def _write_checkpoint(self, random: list[Tensors], sums: list[dict[str, Any]]) -> Path:
         """The state of the first process, and of each what is its own: random numbers and sums."""
@@ -296,13 +296,13 @@ class Trainer:
         """Begin the folder, or take the state from it; the first process reads and writes for all."""
         about = self.world.device, self.world.size
         if not again:
-            self.world.first_does(lambda: self.writer.begin(*about, lock))
+            self.world.on_main(lambda: self.writer.begin(*about, lock))
             return
-        found = self.world.first_does(lambda: self.writer.newest(*about))
+        found = self.world.on_main(lambda: self.writer.newest(*about))
         if found is not None:
             self._load(found)
         # Rows of epochs after the checkpoint are made again.
-        self.world.first_does(lambda: self.writer.tables(self.rows, self.speed))
+        self.world.on_main(lambda: self.writer.tables(self.rows, self.speed))
 
     def _load(self, found: Checkpoint) -> None:
         state = found.state

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-PATIENCE = timedelta(minutes=30)
+TIMEOUT = timedelta(minutes=30)
 """How long a process waits for the others: as long as the slowest evaluation or checkpoint may take."""
 
 Shared = TypeVar("Shared")
@@ -34,7 +34,7 @@ class World:
     control: Any = None
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """Does this process write the files and the display?"""
         return self.rank == 0
 
@@ -48,7 +48,7 @@ class World:
     def _agree(self, number: int, by: Any) -> int:
         if self.size == 1:
             return number
-        with talking():
+        with communicating():
             tensor = torch.tensor(int(number))
             dist.all_reduce(tensor, by, group=self.control)
         return int(tensor)
@@ -58,8 +58,8 @@ class World:
         if self.size == 1:
             return
         try:
-            told = dist.all_reduce(torch.tensor(number), dist.ReduceOp.MAX, group=self.control, async_op=True)
-            told.wait(timedelta(seconds=5))
+            sent = dist.all_reduce(torch.tensor(number), dist.ReduceOp.MAX, group=self.control, async_op=True)
+            sent.wait(timedelta(seconds=5))
         except RuntimeError:
             pass  # the others are gone, or are somewhere else
 
@@ -68,21 +68,21 @@ class World:
         if self.size == 1:
             return thing
         things = [thing]
-        with talking():
+        with communicating():
             dist.broadcast_object_list(things, src=0, group=self.control)
         return things[0]
 
-    def first_does(self, function: Callable[[], Shared]) -> Shared:
+    def on_main(self, function: Callable[[], Shared]) -> Shared:
         """Call it in the first process alone and give all what it gives; its error ends all, and one of them tells."""
         outcome = None
-        if self.first:
+        if self.is_main:
             try:
                 outcome = function(), None
             except (ValueError, OSError) as error:
                 outcome = None, error
         result, error = self.share(outcome)
         if error is not None:
-            raise error if self.first else SystemExit(2)
+            raise error if self.is_main else SystemExit(2)
         return result
 
     def gather(self, thing: Shared) -> list[Shared]:
@@ -90,7 +90,7 @@ class World:
         if self.size == 1:
             return [thing]
         things: list[Any] = [None] * self.size
-        with talking():
+        with communicating():
             dist.all_gather_object(things, thing, group=self.control)
         return things
 
@@ -99,7 +99,7 @@ class World:
         if self.size == 1:
             return model
         ids = [self.device.index] if self.device.type == "cuda" else None
-        with talking():
+        with communicating():
             return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
 
     def prepare(self, model: nn.Module, *, sync_batch_norm: bool) -> nn.Module:
@@ -117,7 +117,7 @@ class World:
     def same_buffers(self, model: nn.Module) -> None:
         """The running statistics of the first process, in all of them."""
         if self.size > 1:
-            with talking():
+            with communicating():
                 for buffer in model.buffers():
                     dist.broadcast(buffer, src=0)
 
@@ -125,7 +125,7 @@ class World:
 def total(tensor: Tensor) -> Tensor:
     """The sum over all processes; the tensor itself where there is one."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        with talking():
+        with communicating():
             dist.all_reduce(tensor)
     return tensor
 
@@ -155,11 +155,11 @@ def joined(device: str | None = None) -> Iterator[World]:
             raise ValueError(f"this machine has {there} GPUs, process {local} finds none; lower --nproc-per-node")
         where = torch.device("cuda", local)
         torch.cuda.set_device(where)
-    with talking():
-        store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
+    with communicating():
+        store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
         backend = "nccl" if kind == "cuda" else "gloo"
-        dist.init_process_group(backend, store=_of_this_attempt(store), rank=rank, world_size=size, timeout=PATIENCE)
-        control = dist.new_group(backend="gloo", timeout=PATIENCE)
+        dist.init_process_group(backend, store=_of_this_attempt(store), rank=rank, world_size=size, timeout=TIMEOUT)
+        control = dist.new_group(backend="gloo", timeout=TIMEOUT)
     try:
         yield World(where, rank, size, control)
     except SystemExit:
@@ -181,7 +181,7 @@ def _of_this_attempt(store: dist.Store) -> dist.Store:
 
 
 @contextmanager
-def talking() -> Iterator[None]:
+def communicating() -> Iterator[None]:
     """What goes wrong between the processes becomes one line."""
     try:
         yield

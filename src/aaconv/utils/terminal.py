@@ -25,10 +25,10 @@ def readable_bytes(size: int) -> str:
 
 def counted(batches: Iterable[Batch], images: int) -> Iterator[Batch]:
     """The batches, (images, ...) each; what takes long says now and then on stderr how far it has come."""
-    output, done, told = Console(stderr=True), 0, time.monotonic()
+    output, done, reported = Console(stderr=True), 0, time.monotonic()
     for batch in batches:
         yield batch
         done += len(batch[0])
-        if time.monotonic() - told > QUIET:
+        if time.monotonic() - reported > QUIET:
             output.print(f"{done:,} of {images:,} images", highlight=False)
-            told = time.monotonic()
+            reported = time.monotonic()
