@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from aaconv.data import UnreadableImage, open_dataset
-from aaconv.data.coco import from_arrays, open_detection, read_image
-from aaconv.data.images import read_photograph
+from aaconv.data.coco import from_arrays, open_detection
+from aaconv.data.images import read_photograph, read_stored
 from support.detection_data import CATEGORIES, annotation, make_coco, write_split
 from support.places import SHARED_DATA
 
@@ -175,7 +175,7 @@ def test_missing_corrupt_and_resized_files_are_named(coco):
     (coco / "train" / "000003.png").write_bytes(whole[: len(whole) // 2])
     rewrite(coco / "annotations" / "instances_train.json", lambda c: c["images"][3].update(width=99))
     dataset = open_detection("coco", coco)
-    for index, told in enumerate(("no such file", "no image", "OSError", "is 61 x 45 pixels.*say 99 x 45")):
+    for index, told in enumerate(("no such file", "not an image", "OSError", "is 61 x 45 pixels.*say 99 x 45")):
         with pytest.raises(UnreadableImage, match=told):
             dataset[index]
 
@@ -215,5 +215,5 @@ def test_photographs_are_turned_upright_and_annotated_images_are_not(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("L", (12, 8)).save(tmp_path / "turned.jpg", exif=exif)
-    assert read_image(tmp_path / "turned.jpg").shape == (3, 8, 12)
+    assert read_stored(tmp_path / "turned.jpg").shape == (3, 8, 12)
     assert read_photograph(tmp_path / "turned.jpg").shape == (3, 12, 8)

@@ -14,7 +14,7 @@ from aaconv.data import (
     DeviceLoader,
     WorkerLoader,
     cifar_train,
-    inception_eval,
+    eval_transform,
     inception_train,
     make_loader,
     open_dataset,
@@ -251,7 +251,7 @@ def test_too_many_unreadable_images_stop_the_run(tmp_path):
     save_images(tmp_path, 12)
     break_images(tmp_path, [f"{index:03}.png" for index in (0, 2, 5)])
     loader = make_loader(open_dataset(str(tmp_path)), 4, train=False, size=16, workers=0, max_unreadable=2)
-    with pytest.raises(OSError, match=r"3 images cannot be read, the limit is 2; the first is .*000\.png: no image"):
+    with pytest.raises(OSError, match=r"3 images cannot be read, the limit is 2; the first is .*000\.png: not an"):
         list(loader.batches())
 
 
@@ -271,11 +271,11 @@ def test_a_batch_without_a_readable_image(tmp_path):
 
 def test_inception_transforms_give_the_size_asked_for():
     image = torch.randint(256, (3, 50, 80), dtype=torch.uint8)
-    for transform in (inception_train(28), inception_eval(28)):
+    for transform in (inception_train(28), eval_transform(28)):
         assert transform(image).shape == (3, 28, 28)
         assert transform(image).dtype == torch.uint8
     assert not torch.equal(inception_train(28)(image), inception_train(28)(image))
-    assert torch.equal(inception_eval(28)(image), inception_eval(28)(image))
+    assert torch.equal(eval_transform(28)(image), eval_transform(28)(image))
 
 
 def test_evaluation_looks_at_the_middle():
@@ -284,7 +284,7 @@ def test_evaluation_looks_at_the_middle():
     def white(margin):
         image = torch.zeros(3, 64, 128, dtype=torch.uint8)
         image[:, 4 - margin : 60 + margin, 36 - margin : 92 + margin] = 200
-        return inception_eval(42)(image)
+        return eval_transform(42)(image)
 
     assert white(2).eq(200).all(), "what is outside of the middle is not seen"
     assert white(-2)[:, [0, -1]].lt(150).all(), "its edges are"

@@ -317,7 +317,7 @@ def test_the_command_writes_page_and_figure(image, tmp_path, monkeypatch, capsys
         (["aa_smal", "cat.png"], "did you mean aa_small"),
         (["runs/nothing", "cat.png"], "runs/nothing is no run folder"),
         (["aa_small", "dog.png"], "there is no image dog.png"),
-        (["aa_small", "text.png"], "text.png is no image"),
+        (["aa_small", "text.png"], "text.png cannot be read: not an image"),
         (["aa_small", "half.png"], "half.png cannot be read"),
         (["aa_small", "."], "is a folder"),
         (["aa_small", "cat.png", "--layers", "layer9"], "it has blocks."),

@@ -3,7 +3,7 @@
 from .datasets import ArrayDataset, Dataset, FileDataset, open_dataset
 from .images import Skipped, UnreadableImage
 from .loaders import DeviceLoader, Loader, WorkerLoader, make_loader
-from .transforms import CropAndFlip, Normalize, cifar_train, inception_eval, inception_train
+from .transforms import CropAndFlip, Normalize, cifar_train, eval_transform, inception_train
 
 __all__ = [
     "ArrayDataset",
@@ -17,7 +17,7 @@ __all__ = [
     "UnreadableImage",
     "WorkerLoader",
     "cifar_train",
-    "inception_eval",
+    "eval_transform",
     "inception_train",
     "make_loader",
     "open_dataset",

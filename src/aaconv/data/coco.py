@@ -15,13 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
-from torchvision.transforms.v2.functional import pil_to_tensor
 
 from .datasets import SPLITS, ArrayDataset, default_data_dir, open_dataset
-from .images import UnreadableImage, naming_unreadable
+from .images import UnreadableImage, read_stored
 
 SPLIT_NAMES = {"train": ("train", "train2017", "train2014"), "test": ("val", "val2017", "val2014", "test")}
 NAMES = ("shapes", "coco", "coco/PATH")
@@ -147,13 +145,7 @@ class _FileReader:
     files: tuple[str, ...]
 
     def __call__(self, index: int) -> Tensor:
-        return read_image(self.folder / self.files[index])
-
-
-def read_image(path: Path) -> Tensor:
-    """uint8 [3, height, width] of an image file, in RGB, as it is stored: that is what annotations are about."""
-    with naming_unreadable(lambda: str(path)), Image.open(path) as image:
-        return pil_to_tensor(image.convert("RGB"))
+        return read_stored(self.folder / self.files[index])
 
 
 def _coco_root(rest: str, data_dir: str | Path | None) -> Path:

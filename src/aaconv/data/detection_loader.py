@@ -21,7 +21,7 @@ from .detection_transforms import (
     move_boxes,
     move_images,
 )
-from .images import LIMIT, Skipped, UnreadableImage
+from .images import MAX_UNREADABLE, Skipped, UnreadableImage
 from .loaders import BatchKeys, Loader, drawing_from, mix, sort_out
 
 
@@ -54,7 +54,7 @@ class KeptDetectionLoader(Loader):
         *,
         size: int,
         workers: int = 4,
-        max_unreadable: int = LIMIT,
+        max_unreadable: int = MAX_UNREADABLE,
         **options: Any,
     ) -> None:
         self.skipped = Skipped(max_unreadable)
@@ -100,7 +100,7 @@ class WorkerDetectionLoader(Loader):
         *,
         size: int,
         workers: int = 4,
-        max_unreadable: int = LIMIT,
+        max_unreadable: int = MAX_UNREADABLE,
         **options: Any,
     ) -> None:
         super().__init__(dataset, batch_size, **options)

@@ -22,8 +22,8 @@ from torch.utils.data import DataLoader
 from torchvision.transforms import v2
 
 from .datasets import ArrayDataset, Dataset
-from .images import LIMIT, Skipped, UnreadableImage
-from .transforms import CropAndFlip, Normalize, cut_batch, inception_eval, inception_train, pad_images
+from .images import MAX_UNREADABLE, Skipped, UnreadableImage
+from .transforms import CropAndFlip, Normalize, cut_batch, eval_transform, inception_train, pad_images
 
 Batch = tuple[Tensor, Tensor]
 
@@ -143,7 +143,7 @@ class WorkerLoader(Loader):
         transform: v2.Transform,
         workers: int = 4,
         prefetch: int = 4,
-        max_unreadable: int = LIMIT,
+        max_unreadable: int = MAX_UNREADABLE,
         **options: Any,
     ) -> None:
         super().__init__(dataset, batch_size, **options)
@@ -249,7 +249,7 @@ def make_loader(
     train: bool,
     size: int | None = None,
     workers: int = 4,
-    max_unreadable: int = LIMIT,
+    max_unreadable: int = MAX_UNREADABLE,
     **options: Any,
 ) -> Loader:
     """The loader that suits a data set: on the device if it is a small one, with Inception's augmentation otherwise.
@@ -259,7 +259,7 @@ def make_loader(
     """
     if isinstance(dataset, ArrayDataset) and size in (None, *dataset.images.shape[1:2]):
         return DeviceLoader(dataset, batch_size, train=train, **options)
-    transform = (inception_train if train else inception_eval)(size or 224)
+    transform = (inception_train if train else eval_transform)(size or 224)
     more = {"workers": workers, "max_unreadable": max_unreadable, **options}
     return WorkerLoader(dataset, batch_size, transform=transform, train=train, **more)
 

@@ -10,10 +10,8 @@ from typing import Any
 from torch import Tensor
 
 from ..data.class_names import class_title
-from ..data.transforms import EVAL_CROP
 from ..layers.aaconv import AAConv2d
 from ..runs.load import TrainedModel, load_model, measured
-from ..runs.run_folder import read_config
 from .alignment import cell_shifts
 from .capture import Layer, Packed, attention_layers, capture
 from .images import fit, load_image, normalise
@@ -73,10 +71,9 @@ def study(
     size = size or loaded.size
     if size > LARGEST_SIZE:
         raise ValueError(f"the size must be at most {LARGEST_SIZE} pixels, got {size}")
-    crop = _crop(loaded)
     pictures, facts = [], []
     for index, (image, original) in enumerate(zip(images, pixels, strict=True)):
-        shown = fit(original, size, crop)
+        shown = fit(original, size, loaded.crop)
         output, facts, attention = _run(loaded, normalise(shown, loaded.mean, loaded.std), chosen)
         name = names[index] if names else _image_name(image, index)
         pictures.append(Picture(name, shown, _top(output, loaded.classes), attention))
@@ -94,15 +91,6 @@ def _run(
     except RuntimeError as error:
         sides = " x ".join(map(str, image.shape[-2:]))
         raise ValueError(f"{_model_name(loaded)} does not run on images of {sides} pixels: {error}") from None
-
-
-def _crop(loaded: TrainedModel) -> float:
-    """The part of the shorter side that the network was evaluated on."""
-    if loaded.recipe is not None:
-        known = read_config(loaded.source)["pretrained_cfg"]
-    else:
-        known = getattr(loaded.model, "pretrained_cfg", None) or {}
-    return known.get("crop_pct") or EVAL_CROP
 
 
 def _model_name(loaded: TrainedModel) -> str:

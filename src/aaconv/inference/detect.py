@@ -1,14 +1,13 @@
 """What is in image files, by a trained detector: `aaconv detect RUN IMAGE... -o DIR`."""
 
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..data.detection_transforms import resize
-from ..data.images import UnreadableImage, find_images, naming_unreadable, read_photograph
+from ..data.images import UnreadableImage, find_images, read_photograph
 from ..data.transforms import Normalize
 from ..detection.coco_results import (
     FILE_NAME,
@@ -69,8 +68,7 @@ def detect_files(
     names = picture_names(files)
     for place, (file, name) in enumerate(zip(files, names, strict=True), 1):
         try:
-            with naming_unreadable(partial(str, file)):
-                pixels = read_photograph(file)
+            pixels = read_photograph(file)
         except UnreadableImage as image:
             unreadable.append(image)
             continue

@@ -11,6 +11,7 @@ from timm.data import ImageNetInfo
 from torch import nn
 
 from .. import recipes
+from ..data.transforms import EVAL_CROP
 from ..models import check_pretrained, create_model
 from ..models.weights import facts_of as facts_of_weights
 from ..recipes.recipe import Recipe
@@ -45,6 +46,8 @@ class TrainedModel:
     metrics: dict[str, Any] | None
     file: Path | None = None
     """Which the weights were read from; None: they are a name's own, or fresh."""
+    crop: float = EVAL_CROP
+    """The part of an image's shorter side that the network is evaluated on."""
 
 
 def load_model(
@@ -95,6 +98,7 @@ def _load_run(run: Path, weights: str | Path | None, device: torch.device | str)
         source=str(run),
         metrics=metrics,
         file=file,
+        crop=config["pretrained_cfg"].get("crop_pct") or EVAL_CROP,
     )
 
 
@@ -133,6 +137,7 @@ def _load_named(
         source=name,
         metrics=facts_of_weights(known) if own_head and weights is None else None,
         file=None if weights is None else Path(weights),
+        crop=known.get("crop_pct") or EVAL_CROP,
     )
 
 
