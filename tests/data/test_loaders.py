@@ -1,6 +1,9 @@
 """Loaders: what a step holds depends on seed, epoch and step alone, on every device, for any number of processes."""
 
 import logging
+import multiprocessing
+import os
+import signal
 from dataclasses import replace
 
 import pytest
@@ -20,6 +23,7 @@ from aaconv.data import (
     open_dataset,
 )
 from aaconv.data.transforms import fill_colour
+from aaconv.data.workers import naming_killed_workers
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 KINDS = ["device", "worker"]
@@ -317,3 +321,34 @@ def test_normalised_shapes_have_mean_zero_and_deviation_one():
 def test_mistakes_are_named(wrong, message):
     with pytest.raises(ValueError, match=message):
         DeviceLoader(numbered(50), **{"batch_size": 8, "train": True, **wrong})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_a_worker_is_the_same_line_as_without_workers(tmp_path, workers):
+    save_images(tmp_path, 4)
+    dataset = replace(open_dataset(str(tmp_path)), classes=())
+    loader = make_loader(dataset, 4, train=False, size=16, workers=workers)
+    with pytest.raises(ValueError, match=r"^\S*000\.png has the label 0, expected 0 to -1: is it a labelled split\?$"):
+        list(loader.batches())
+
+
+def test_a_killed_worker_is_one_line_with_the_way_out(tmp_path):
+    save_images(tmp_path, 64)
+    loader = make_loader(open_dataset(str(tmp_path)), 2, train=False, size=16, workers=1)
+
+    before = {child.pid for child in multiprocessing.active_children()}
+
+    def kill_and_go_on():
+        for step, _ in enumerate(loader.batches()):
+            if step == 0:
+                (worker,) = {child.pid for child in multiprocessing.active_children()} - before
+                os.kill(worker, signal.SIGKILL)
+
+    with pytest.raises(ChildProcessError, match=r"^a data worker has died.*\(pid.*\); do this$"):  # noqa: SIM117
+        with naming_killed_workers(lambda: "do this"):
+            kill_and_go_on()
+
+
+def test_other_errors_of_torch_are_not_taken_for_a_killed_worker():
+    with pytest.raises(RuntimeError, match=r"^shapes$"), naming_killed_workers(lambda: "do this"):
+        raise RuntimeError("shapes")

@@ -1,8 +1,9 @@
 """Images on their way to a network: data sets by name, augmentation, and loaders that give batches on a device."""
 
+from .base_loader import Loader
 from .datasets import ArrayDataset, Dataset, FileDataset, open_dataset
 from .images import Skipped, UnreadableImage
-from .loaders import DeviceLoader, Loader, WorkerLoader, make_loader
+from .loaders import DeviceLoader, WorkerLoader, make_loader
 from .transforms import CropAndFlip, Normalize, cifar_train, eval_transform, inception_train
 
 __all__ = [

@@ -15,6 +15,7 @@ from torch import Tensor
 from .. import recipes
 from ..data import Dataset, make_loader, open_dataset
 from ..data.class_names import class_title
+from ..data.workers import naming_killed_workers
 from ..models import check_name
 from ..runs.load import TrainedModel, load_model
 from ..runs.run_folder import RECIPE, is_run
@@ -101,7 +102,8 @@ def evaluate_model(
     loader = make_loader(
         dataset, batch or BATCH, train=False, size=loaded.size, workers=min(WORKERS, cores()), device=device
     )
-    with autocast_like(loaded.recipe and loaded.recipe.precision, device):
+    fewer = "a smaller --batch takes less memory"
+    with autocast_like(loaded.recipe and loaded.recipe.precision, device), naming_killed_workers(lambda: fewer):
         counts = count(loaded.model, counted(loader.batches(), len(dataset)), len(dataset.classes))
     names = [class_title(name) for name in loaded.classes or dataset.classes]
     number, metrics = int(counts.sums[0]), counts.metrics()

@@ -64,6 +64,12 @@ def paths(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if re.fullmatch(r"step-\d{8,}", path.name))
 
 
+def last_good(folder: Path) -> str:
+    """For messages: where a run can be resumed from."""
+    there = paths(folder)
+    return f"the last good checkpoint is {there[-1]}" if there else "there is no checkpoint yet"
+
+
 def load(path: Path) -> Checkpoint:
     """Read and compare every file with its sum; ValueError says what is wrong."""
     try:

@@ -7,7 +7,7 @@ import torch
 from timm.utils import ModelEmaV3
 from torch import nn
 
-from ..data.loaders import mix
+from ..data.base_loader import mix
 from ..recipes.recipe import Recipe
 from ..tasks.task import Task
 from ..utils.distributed import World, communicating

@@ -93,8 +93,7 @@ class RunWriter:
         return summary
 
     def last_good(self) -> str:
-        there = checkpoint.paths(self.checkpoints)
-        return f"the last good checkpoint is {there[-1]}" if there else "there is no checkpoint yet"
+        return checkpoint.last_good(self.checkpoints)
 
     def _publish(self, path: Path) -> None:
         for name, weights in (("model", "last"), ("ema", "ema")):

@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 import torch
 
 from .. import recipes
+from ..data.workers import naming_killed_workers
 from ..recipes.recipe import Recipe
 from ..runs import run_folder
 from ..runs.run_folder import Row
 from ..tasks.task import Task, create_task
 from ..utils.distributed import World, joined, restarted
 from ..utils.weights import Tensors
+from . import checkpoint
 from .checkpoint import Checkpoint
 from .learner import GRAPHED, Learner
 from .progress import Display
@@ -82,7 +84,7 @@ def _run(recipe: Recipe, run: Path, world: World, lock: RunLock, *, again: bool)
             print(f"{run} is finished already", flush=True)
         return world.on_main(lambda: run_folder.read_summary(run))
     try:
-        with settings(recipe):
+        with settings(recipe), naming_killed_workers(lambda: _way_out(run, recipe)):
             return Trainer(recipe, run, world, again=again, lock=lock).train()
     except Stopped as stopped:
         if world.is_main:
@@ -93,6 +95,13 @@ def _run(recipe: Recipe, run: Path, world: World, lock: RunLock, *, again: bool)
             f"the GPU's memory does not suffice for batch={recipe.batch} in {recipe.accumulate} parts; "
             f"raise --accumulate or lower --batch ({str(error).splitlines()[0]})"
         ) from error
+
+
+def _way_out(run: Path, recipe: Recipe) -> str:
+    """How to resume after the system has killed a data worker."""
+    resume = f"resume with: aaconv train --resume {run}"
+    fewer = f"fewer workers (workers: {recipe.workers} in {run / run_folder.RECIPE}) take less memory"
+    return f"{checkpoint.last_good(run / run_folder.CHECKPOINTS)}; {resume}; {fewer}"
 
 
 class Trainer:
