@@ -15,6 +15,7 @@ from ..data.transforms import EVAL_CROP
 from ..models import create_model, list_models
 from ..utils.distributed import World, total
 from .data import image_size, open_data
+from .evaluation import outputs_over
 from .task import DataInfo, Loader, Task
 
 Batch = tuple[Tensor, Tensor]
@@ -100,26 +101,16 @@ class ClassificationCounts:
 
 @torch.no_grad()
 def count(model: nn.Module, batches: Iterable[Batch], classes: int) -> ClassificationCounts:
-    """Every image of every process once. A last batch that is smaller is filled up: shapes stay, nothing recompiles."""
-    sums = confusion = None
-    full = 0
-    for images, labels in batches:
-        number, full = len(labels), max(full, len(labels))
-        if number < full:
-            images = torch.cat([images, images[:1].expand(full - number, -1, -1, -1)])
-        logits = model(images)[:number].float()
-        if sums is None:
-            sums = torch.zeros(4, dtype=torch.float64, device=logits.device)
-            confusion = torch.zeros(classes, classes, dtype=torch.int64, device=logits.device)
+    """Every image of every process once."""
+    device = next(model.parameters()).device
+    sums = torch.zeros(4, dtype=torch.float64, device=device)
+    confusion = torch.zeros(classes, classes, dtype=torch.int64, device=device)
+    for _, labels, logits in outputs_over(model, batches):
         best = logits.topk(min(5, classes), dim=1).indices
         hits = best == labels[:, None]
         losses = F.cross_entropy(logits, labels, reduction="none").double()
         sums += torch.stack([torch.full_like(losses, 1.0), losses, hits[:, 0].double(), hits.any(1).double()]).sum(1)
         confusion.view(-1).index_add_(0, labels * classes + best[:, 0], torch.ones_like(labels))
-    if sums is None:  # more processes than images
-        device = next(model.parameters()).device
-        sums = torch.zeros(4, dtype=torch.float64, device=device)
-        confusion = torch.zeros(classes, classes, dtype=torch.int64, device=device)
     return ClassificationCounts(total(sums), total(confusion))
 
 

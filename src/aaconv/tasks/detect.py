@@ -24,6 +24,7 @@ from ..models import create_model
 from ..recipes.recipe import Recipe
 from ..utils.distributed import World, total
 from .data import hold_out, limited_both, shapes_options
+from .evaluation import outputs_over
 from .task import DataInfo, Loader, Task
 
 LARGE = 640
@@ -167,18 +168,12 @@ class DetectionOutputs:
 def find(
     model: nn.Module, batches: Iterable[Batch], dataset: DetectionDataset, criterion: DetectionLoss, world: World
 ) -> DetectionOutputs:
-    """Every image of every process once. A last batch that is smaller is filled up: shapes stay, nothing recompiles."""
+    """Every image of every process once."""
     results: list[Result] = []
     seen: list[int] = []
     sums = torch.zeros(3, dtype=torch.float64, device=world.device)
-    full = 0
-    for images, targets in batches:
-        number, full = len(images), max(full, len(images))
-        size = tuple(images.shape[-2:])
-        if number < full:
-            images = torch.cat([images, images[:1].expand(full - number, -1, -1, -1)])
-        anchors = _bare(model).anchors(size, images.device)
-        logits, codes = (output[:number].float() for output in model(images))
+    for images, targets, (logits, codes) in outputs_over(model, batches):
+        anchors = _bare(model).anchors(tuple(images.shape[-2:]), images.device)
         sums += torch.stack(criterion.sums(logits, codes, torch.cat(anchors), targets.boxes, targets.labels))
         found = postprocess(logits, codes, anchors, targets.sizes.tolist(), EVALUATION)
         for index, detections in in_image_pixels(found, targets, dataset):
