@@ -89,7 +89,7 @@ def test_recipes_are_listed_and_shown(capsys):
         (["train", "--resume", "none"], "there is no run in none"),
         (["train", "--resume", "none", "--epochs", "3"], "leave out --epochs"),
         (["train", "demo-aa", "--resume", "none"], "leave out a recipe"),
-        (["train", "demo-aa", "--device", "gpu"], "no device 'gpu'"),
+        (["train", "demo-aa", "--device", "gpu"], "unknown device 'gpu'"),
         (["eval", "plain_small"], "--data NAME"),
         (["eval", "none/at/all", "--data", "shapes"], "no run folder"),
         (["predict", "plain_small", "none.png"], "no image or folder none.png"),

@@ -300,7 +300,7 @@ def test_numbers_that_half_precision_cannot_hold_are_refused():
         ("none/aa_small.shapes.safetensors", [], "there is no folder"),
         ("model.onnx", ["--data-dir", "data"], "--data-dir belongs to .safetensors"),
         ("model.onnx", ["--device", "cpu"], "--device belongs to .safetensors"),
-        ("aa_small.shapes.safetensors", ["--device", "abacus"], "there is no device 'abacus'"),
+        ("aa_small.shapes.safetensors", ["--device", "abacus"], "unknown device 'abacus'"),
     ],
 )
 def test_what_cannot_be_shipped_is_told_in_a_line(name, options, told, run, tmp_path, capsys):

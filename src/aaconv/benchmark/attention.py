@@ -16,7 +16,8 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from ..attention import BACKENDS, eager, triton_backend
 from ..attention.heads import join_heads, relative_logits, split_heads
-from .measure import Call, compile_apart, failures_into, graphed, peak_memory, pick_device, release, time_interleaved
+from ..utils.device import pick_device
+from .measure import Call, compile_apart, failures_into, graphed, peak_memory, release, time_interleaved
 from .output import Progress, Results, mib
 
 HEADS = 8

@@ -7,7 +7,8 @@ from torch import nn
 
 from ..attention import BACKENDS
 from ..layers.aaconv import AAConv2d
-from .measure import failures_into, peak_memory, pick_device, state_of, time_interleaved
+from ..utils.device import pick_device
+from .measure import failures_into, peak_memory, state_of, time_interleaved
 from .output import Progress, Results, mib
 
 CHANNELS = 256

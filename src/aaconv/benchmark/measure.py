@@ -38,16 +38,6 @@ class Timing:
         return cls(p20, p50, p80)
 
 
-def pick_device(name: str | None, *, needs_gpu: str | None = None) -> torch.device:
-    """The device of that name, or the GPU where there is one. needs_gpu: what cannot do without, unless told to."""
-    has_gpu = torch.cuda.is_available()
-    if name == "cuda" and not has_gpu:
-        raise ValueError("torch finds no CUDA device here; --device cpu runs on the processor")
-    if name is None and needs_gpu and not has_gpu:
-        raise ValueError(f"{needs_gpu} needs a GPU, and torch finds none; --device cpu tries it small on the processor")
-    return torch.device(name or ("cuda" if has_gpu else "cpu"))
-
-
 def time_interleaved(
     calls: Mapping[Key, Call], device: torch.device, *, rounds: int = 20, sample_ms: float = 20, inside: int = 1
 ) -> dict[Key, Timing]:

@@ -15,6 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..models import create_model
+from ..utils.device import pick_device
+from ..utils.precision import autocast
 from .kernels import describe, kernel_times
 from .measure import (
     Call,
@@ -23,7 +25,6 @@ from .measure import (
     failures_into,
     graphed,
     peak_memory,
-    pick_device,
     state_of,
     time_interleaved,
 )
@@ -203,7 +204,7 @@ def prepare_training(model: nn.Module, batch: int, size: int, compiled: bool, de
 
     def loss_of(x: Tensor, labels: Tensor) -> Tensor:
         # No cache of casts: inside a CUDA graph it would outlive the step.
-        with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
+        with autocast("bf16", device, cache=False):
             return F.cross_entropy(model(x), labels)
 
     loss_of = compile_apart(loss_of) if compiled else loss_of

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..recipes.paper import TABLE_2
-from .measure import pick_device
+from ..utils.device import pick_device
 from .model import Network, default_batch, measure, print_rows
 from .output import Results
 

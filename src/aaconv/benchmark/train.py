@@ -23,8 +23,9 @@ from ..recipes.recipe import Model, Recipe
 from ..tasks.classify import Classify
 from ..training.progress import Display
 from ..training.trainer import Trainer, settings
+from ..utils.device import pick_device
 from ..utils.distributed import World
-from .measure import Timing, pick_device
+from .measure import Timing
 from .model import Network
 from .output import Progress, Results
 

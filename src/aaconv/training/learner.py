@@ -11,7 +11,7 @@ from ..data.base_loader import mix
 from ..recipes.recipe import Recipe
 from ..tasks.task import Task
 from ..utils.distributed import World, communicating
-from ..utils.precision import DTYPES
+from ..utils.precision import autocast
 from ..utils.weights import Tensors
 from .optimize import load_optimizer, make_optimizer, make_schedule, optimizer_tensors, rate_of
 from .running_sums import RunningSums
@@ -80,11 +80,8 @@ class Learner:
 
     def precision(self) -> torch.autocast:
         """Within it the network computes in the recipe's precision."""
-        dtype = DTYPES[self.recipe.precision]
-        lower = dtype is not torch.float32
         # No cache of casts under the compiler: inside a CUDA graph it would outlive the step.
-        cache = self.recipe.compile == "off"
-        return torch.autocast(self.world.device.type, dtype if lower else None, enabled=lower, cache_enabled=cache)
+        return autocast(self.recipe.precision, self.world.device, cache=self.recipe.compile == "off")
 
     def is_finite(self) -> bool:
         """Are all weights and statistics numbers? Waits for the device."""

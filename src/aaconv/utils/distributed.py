@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
+from .device import pick_device
+
 TIMEOUT = timedelta(minutes=30)
 """How long a process waits for the others: as long as the slowest evaluation or checkpoint may take."""
 
@@ -142,14 +144,11 @@ def restarted() -> bool:
 @contextmanager
 def joined(device: str | None = None) -> Iterator[World]:
     """Join the processes that torchrun started together with this one, if it did."""
-    kind = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")).type
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError("torch finds no CUDA device here; --device cpu trains on the processor")
+    where = pick_device(device)
     if not started_by_torchrun():
-        yield World(torch.device(device or kind))
+        yield World(where)
         return
-    where = torch.device("cpu")
-    if kind == "cuda":
+    if where.type == "cuda":
         local, there = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
         if local >= there:
             raise ValueError(f"this machine has {there} GPUs, process {local} finds none; lower --nproc-per-node")
@@ -157,7 +156,7 @@ def joined(device: str | None = None) -> Iterator[World]:
         torch.cuda.set_device(where)
     with communicating():
         store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
-        backend = "nccl" if kind == "cuda" else "gloo"
+        backend = "nccl" if where.type == "cuda" else "gloo"
         dist.init_process_group(backend, store=_of_this_attempt(store), rank=rank, world_size=size, timeout=TIMEOUT)
         control = dist.new_group(backend="gloo", timeout=TIMEOUT)
     try:
