@@ -12,6 +12,7 @@ from torch import Tensor
 from ..data.class_names import class_title
 from ..layers.aaconv import AAConv2d
 from ..runs.load import TrainedModel, load_model, measured
+from ..utils.metrics import metric_title, telling
 from .alignment import cell_shifts
 from .capture import Layer, Packed, attention_layers, capture
 from .images import fit, load_image, normalise
@@ -121,8 +122,8 @@ def _facts(loaded: TrainedModel, trained: bool) -> list[str]:
         facts = [loaded.recipe.model.name, f"trained on {data}", *facts]
     elif trained:
         facts.append("trained weights" if loaded.metrics is None else f"trained on {loaded.metrics['data']}")
-    metrics = loaded.metrics or {}
-    for key, text in (("top1", "{:.1f} % top-1"), ("mAP", "{:.1f} mAP")):
-        if isinstance(metrics.get(key), int | float):
-            facts.append(text.format(metrics[key]))
+    metrics = telling(loaded.metrics or {})
+    for name, unit in (("top1", " %"), ("mAP", "")):
+        if name in metrics:
+            facts.append(f"{metrics[name]:.1f}{unit} {metric_title(name)}")
     return facts

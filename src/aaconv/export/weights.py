@@ -37,6 +37,7 @@ from ..runs.run_folder import (
 from ..utils.device import pick_device
 from ..utils.environment import environment
 from ..utils.files import check_writable, replacing
+from ..utils.metrics import metric_title
 
 ENDING = ".safetensors"
 
@@ -85,7 +86,8 @@ def export_weights(
             "sha256": hashlib.sha256(data).hexdigest(),
         }
         write_json(path.with_suffix(".json"), about)
-    say(f"wrote {path}: {len(data) / 1e6:.1f} MB, top-1 {about['top1']:.2f} %, top-5 {about['top5']:.2f} %")
+    figures = ", ".join(f"{metric_title(name)} {about[name]:.2f} %" for name in ("top1", "top5"))
+    say(f"wrote {path}: {len(data) / 1e6:.1f} MB, {figures}")
     return about
 
 

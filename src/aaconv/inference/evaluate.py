@@ -22,6 +22,7 @@ from ..runs.run_folder import RECIPE, is_run
 from ..tasks.classify import count
 from ..tasks.data import as_evaluated, open_data, shapes_options
 from ..utils.device import cores, pick_device
+from ..utils.metrics import metric_title, says_nothing
 from ..utils.precision import autocast_like
 from ..utils.terminal import console, counted
 from .checks import check_finite
@@ -130,11 +131,10 @@ def print_evaluation(found: Evaluation, *, worst: int = 10, as_json: bool = Fals
         print(json.dumps(shown, indent=2))
         return
     output = console()
-    titles = {"top1": "top-1", "top5": "top-5"}
     figures = ", ".join(
-        f"{titles.get(name, name)} {value:.4f}" if "loss" in name else f"{titles.get(name, name)} {value:.2f} %"
+        f"{metric_title(name)} {value:.4f}" if "loss" in name else f"{metric_title(name)} {value:.2f} %"
         for name, value in sorted(found.metrics.items(), key=lambda item: "loss" in item[0])
-        if value is not None and not (name == "top5" and len(found.classes) <= 5)
+        if value is not None and not says_nothing(name, value)
     )
     output.print(Text(f"{found.source} on {found.images:,} images of {found.data}"), soft_wrap=True)
     output.print(Text(figures, "bold"), soft_wrap=True)

@@ -22,8 +22,9 @@ from .. import recipes
 from ..recipes.paper import ACCURACY, TABLES
 from ..runs import results
 from ..runs.results import Experiment
+from ..utils.metrics import metric_name
 from ..utils.terminal import console
-from .cells import COUNTED, TRUE_GFLOPS, Cell, cells_of, metric_of, of_table, on_other_data
+from .cells import COUNTED, TRUE_GFLOPS, Cell, cells_of, of_table, on_other_data
 
 
 def print_tables(
@@ -120,7 +121,7 @@ def _as_json(number: int | None, one: Experiment) -> dict[str, object]:
     about |= {"model": one.model, "options": one.options, "epochs": one.epochs}
     means = {
         metric: {"mean": one.mean(metric), "deviation": one.deviation(metric), "values": one.values(metric)}
-        for metric in map(metric_of, ACCURACY)
+        for metric in map(metric_name, ACCURACY)
         if one.values(metric)
     }
     return about | {"runs": len(one.runs), "seeds": one.seeds} | means | {"command": one.command}
@@ -128,7 +129,7 @@ def _as_json(number: int | None, one: Experiment) -> dict[str, object]:
 
 def _print_runs(output: Console, title: str, ours: list[Experiment]) -> None:
     """Our runs on some data: a line an experiment, and what trains it."""
-    columns = [column for column in ACCURACY if any(one.values(metric_of(column)) for one in ours)]
+    columns = [column for column in ACCURACY if any(one.values(metric_name(column)) for one in ours)]
     in_the_paper = [column for column in columns if any(_of_the_paper(one, column) for one in ours)]
     shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
     shown.add_column(title, no_wrap=True)
@@ -142,9 +143,9 @@ def _print_runs(output: Console, title: str, ours: list[Experiment]) -> None:
     for one in ours:
         seconds = one.mean("seconds_per_epoch")
         mark = f" {notes.index(one.note) + 1})" if one.note else ""
-        values, number = [], next((len(some) for column in columns if (some := one.values(metric_of(column)))), 0)
+        values, number = [], next((len(some) for column in columns if (some := one.values(metric_name(column)))), 0)
         for column in columns:
-            values.append(_with_deviation(one, metric_of(column), number))
+            values.append(_with_deviation(one, metric_name(column), number))
             values += [_of_the_paper(one, column)] if column in in_the_paper else []
         shown.add_row(
             Text(one.name).append(mark, "dim"), str(number), str(one.epochs or ""),

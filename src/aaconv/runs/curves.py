@@ -27,6 +27,7 @@ from ..recipes import diff
 from ..recipes.recipe import Recipe
 from ..utils import figures
 from ..utils.figures import BLUE, GREY, INK, RED, STYLE
+from ..utils.metrics import metric_title
 from . import results
 from .run_folder import RECIPE, check_epochs, is_run, read_epochs, read_rows
 
@@ -34,8 +35,8 @@ KINDS = {"aa": RED, "se": BLUE, "plain": GREY}
 OTHERS = ("#2f8f5b", "#b7791f", "#7a4fa3", "#0f8b8d", "#a8425b", "#4b5d16")
 MANY = 4
 """Learning curves beyond which the accuracies of training are left out: those of the test lie close together."""
-HEADLINES = {"top1": ("top-1 accuracy (%)", "top-1"), "mAP": ("mAP (%)", "mAP")}
-"""Column of metrics.csv -> the label of its axis, and the column of the paper's tables."""
+HEADLINES = {"top1": f"{metric_title('top1')} accuracy (%)", "mAP": f"{metric_title('mAP')} (%)"}
+"""Column of metrics.csv -> the label of its axis."""
 
 Rows = list[dict[str, Any]]
 
@@ -207,11 +208,11 @@ def figure(curves: list[LearningCurve]) -> Figure:
     if len({curve.recipe.label_smoothing for curve in curves} - {0.0}):
         loss.text(0.99, 0.98, "training loss with label smoothing", transform=loss.transAxes, **_SMALL)
     for axes in rest:
-        _title(axes, HEADLINES[headline][0])
+        _title(axes, HEADLINES[headline])
         for curve in curves:
             _lines(axes, curve, f"train_{headline}" if len(curves) <= MANY else None, headline)
         _zoom(axes, curves, headline)
-        _paper_values(axes, curves, HEADLINES[headline][1])
+        _paper_values(axes, curves, metric_title(headline))
         _end_values(axes, curves, headline, height * 72)
     _legend(drawn, curves)
     return drawn

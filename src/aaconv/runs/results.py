@@ -17,9 +17,10 @@ from typing import Any, get_type_hints
 from .. import recipes
 from ..recipes.diff import changes_of, options_of, usual
 from ..recipes.yaml_file import fit
+from ..utils.metrics import TITLES
 
 RESULTS = "results"
-MEASURED = ("top1", "top5", "mAP", "mAP50", "mAP75", "seconds_per_epoch")
+MEASURED = (*TITLES, "seconds_per_epoch")
 KINDS = {
     **dict.fromkeys(("dataset", "name", "model", "data"), str),
     **dict.fromkeys(("options", "overrides"), dict),

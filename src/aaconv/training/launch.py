@@ -10,6 +10,7 @@ from ..recipes.overrides import for_machine
 from ..recipes.recipe import Recipe
 from ..utils.device import cores, pick_device
 from ..utils.distributed import started_by_torchrun
+from ..utils.metrics import TITLES, metric_title, telling
 from .progress import TensorBoard, duration, following
 
 RUNS = Path("runs")
@@ -73,9 +74,7 @@ def conclusion(summary: dict[str, Any], run: Path) -> str:
     """The result in a line, the paper's under it where there is one, and where to go from here."""
     from ..runs import run_folder
 
-    titles = {"top1": "top-1", "top5": "top-5", "mAP": "mAP", "mAP50": "mAP50", "mAP75": "mAP75"}
-    found = {title: summary[key] for key, title in titles.items() if summary.get(key) is not None}
-    results = [f"{title} {value:.2f} %" for title, value in found.items() if (title, value) != ("top-5", 100)]
+    results = [f"{metric_title(name)} {value:.2f} %" for name, value in telling(summary).items()]
     results += [f"loss {summary['loss']:.4f}"] if summary.get("loss") is not None else []
     lines = [
         ", ".join(results),
@@ -87,7 +86,7 @@ def conclusion(summary: dict[str, Any], run: Path) -> str:
         lines[0] += f", on {recipe.holdout:,} training images held out"
     row = recipes.paper_row(recipe)
     if row is not None and not (recipe.holdout or recipe.eval_limit):
-        values = ", ".join(f"{name} {row.cells[name]}" for name in titles.values() if name in row.cells)
+        values = ", ".join(f"{name} {row.cells[name]}" for name in TITLES.values() if name in row.cells)
         lines.append(f"the paper: {values} (table {recipe.evidence.table}, {row.name}){_shortened(recipe)}")
     return "\n".join([*lines, f"all of it is in {run}; look at it with aaconv eval, plot, report or explore"])
 

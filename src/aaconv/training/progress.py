@@ -26,20 +26,14 @@ from rich.table import Table
 from rich.text import Text
 
 from ..recipes.recipe import Recipe
+from ..utils.metrics import TITLES, metric_title, says_nothing
 
 ON_TERMINAL, ELSEWHERE = 0.2, 10.0  # seconds between two updates
 RECENT = 20.0  # seconds over which the speed is averaged
-SHOWN = {
-    "train_loss": "train loss",
-    "train_top1": "",
-    "loss": "loss",
-    "top1": "top-1",
-    "top5": "top-5",
-    "mAP": "mAP",
-    "mAP50": "mAP50",
-}
+SHOWN = {"train_loss": "train loss", "train_top1": "", "loss": "loss"}
+SHOWN |= {name: metric_title(name) for name in ("top1", "top5", "mAP", "mAP50")}
 """Columns of metrics.csv and what they are called in the line of an epoch."""
-PERCENT = ("train_top1", "top1", "top5", "mAP", "mAP50")
+PERCENT = ("train_top1", *TITLES)
 
 
 class Follower(Protocol):
@@ -157,7 +151,7 @@ class Display:
         width = len(str(self._recipe.epochs))
         text = Text.assemble((f"epoch {int(row['epoch']):{width}}/{self._recipe.epochs} ", "bold"))
         for name, title in SHOWN.items():
-            if _is_number(row.get(name)) and not _says_nothing(name, row):
+            if _is_number(row.get(name)) and not says_nothing(name, float(row[name])):
                 value = float(row[name])
                 important = name in ("top1", "mAP")
                 text.append(f" {title} " if title else "", None if important else "dim")
@@ -270,11 +264,6 @@ def duration(seconds: float) -> str:
     if hours >= 48:
         return f"{hours // 24} d {hours % 24:02d} h"
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
-
-
-def _says_nothing(name: str, row: Mapping[str, Any]) -> bool:
-    """Top-5 of a handful of classes."""
-    return name == "top5" and float(row[name]) >= 99.995
 
 
 def _is_number(value: Any) -> bool:
