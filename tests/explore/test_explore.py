@@ -315,7 +315,7 @@ def test_the_command_writes_page_and_figure(image, tmp_path, monkeypatch, capsys
             "cbam_resnet18 has no AAConv2d layers, so there is no attention to show; aa_resnet18",
         ),
         (["aa_smal", "cat.png"], "did you mean aa_small"),
-        (["runs/nothing", "cat.png"], "runs/nothing is no run folder"),
+        (["runs/nothing", "cat.png"], "runs/nothing is not a run folder"),
         (["aa_small", "dog.png"], "there is no image dog.png"),
         (["aa_small", "text.png"], "text.png cannot be read: not an image"),
         (["aa_small", "half.png"], "half.png cannot be read"),

@@ -142,7 +142,7 @@ def test_no_network_is_one_line(run, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (["nothing", "me/tiny"], "nothing is no run folder"),
+        (["nothing", "me/tiny"], "nothing is not a run folder"),
         (["RUN", "tiny"], "must be owner/name"),
         (["RUN"], "either a repository on the hub"),
         (["RUN", "me/tiny", "--to", "x"], "either a repository on the hub"),

@@ -62,7 +62,7 @@ def test_other_classes_are_refused(run, tmp_path):
 
 
 def test_wrong_sources_weights_and_devices(run, tmp_path):
-    with pytest.raises(ValueError, match="no run folder"):
+    with pytest.raises(ValueError, match="is not a run folder"):
         evaluate(str(tmp_path / "none"), data="shapes", device="cpu")
     with pytest.raises(ValueError, match="has no weights 'ema'; it has last, best"):
         evaluate(run, weights="ema", device="cpu")

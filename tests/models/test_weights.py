@@ -363,7 +363,7 @@ def test_neither_options_nor_half_a_run_can_be_shipped(tmp_path, capsys):
     assert main(["export", str(run), "-o", str(tmp_path / "aa_small.shapes.safetensors")]) == 2
     assert "is not finished" in capsys.readouterr().err
     assert main(["export", "aa_small", "-o", str(tmp_path / "aa_small.shapes.safetensors")]) == 2
-    assert "is no run folder" in capsys.readouterr().err
+    assert "is not a run folder" in capsys.readouterr().err
 
 
 # What is really there

@@ -298,7 +298,7 @@ def test_of_many_courses_only_the_tests_are_compared(tmp_path):
 def test_what_cannot_be_drawn_is_named(tmp_path, table1):
     with pytest.raises(ValueError, match=r"must end in \.png"):
         curves.draw(table1, tmp_path / "c.gif")
-    with pytest.raises(ValueError, match="is no run folder"):
+    with pytest.raises(ValueError, match="is not a run folder"):
         curves.draw([tmp_path], tmp_path / "c.png")
     (table1[0] / "metrics.csv").unlink()
     with pytest.raises(ValueError, match="no finished epoch"):

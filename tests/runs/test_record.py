@@ -121,7 +121,7 @@ def test_only_finished_runs_have_results(run, tmp_path):
     (copy / "summary.json").unlink()
     with pytest.raises(ValueError, match=r"is not finished; .*--resume"):
         record_result(copy, tmp_path)
-    with pytest.raises(ValueError, match="is no run folder"):
+    with pytest.raises(ValueError, match="is not a run folder"):
         record_result(tmp_path, tmp_path)
     (copy / "summary.json").write_text("{")
     with pytest.raises(ValueError, match=r"is not JSON: .*; remove .*summary.json and have it .*--resume"):

@@ -77,8 +77,8 @@ def test_a_network_by_name_with_a_file_of_weights(run, tmp_path):
     ("source", "options", "message"),
     [
         ("aa_wrn16_5", {}, "did you mean"),
-        ("runs/nothing", {}, "is no run folder"),
-        (Path("nothing"), {}, "is no run folder"),
+        ("runs/nothing", {}, "is not a run folder"),
+        (Path("nothing"), {}, "is not a run folder"),
         ("aa_small", {"options": {"hedas": 3}}, "hedas"),
         ("aa_small", {"weights": "best"}, "belong to a run folder"),
         ("aa_small", {"weights": "nothing.safetensors"}, "there is no file"),

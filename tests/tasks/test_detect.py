@@ -278,7 +278,7 @@ def test_detections_are_saved_here_and_scored_there(run, monkeypatch, caplog):
     assert evaluate_run(loaded, limit=1000)["images"] == evaluate_run(loaded)["images"]
     with pytest.raises(FileNotFoundError, match=r"nothing\.json of detections; `aaconv eval"):
         score_run(run, run / "nothing.json")
-    with pytest.raises(ValueError, match="is no run folder"):
+    with pytest.raises(ValueError, match="is not a run folder"):
         score_run(run.parent)
 
 
@@ -414,7 +414,7 @@ def test_the_command_names_bad_images_and_does_the_others(run, coco_folder, tmp_
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["nowhere", "{image}"], "nowhere is no run folder"),
+        (["nowhere", "{image}"], "nowhere is not a run folder"),
         (["{run}", "missing.png"], "no image or folder missing.png"),
         (["{run}", "{image}", "--threshold", "2"], "a number from 0 to 1"),
         (["{run}", "{image}", "--sheet", "sheet.gif"], "must end in .png"),

@@ -398,5 +398,5 @@ def test_a_finished_run_is_left_as_it_is(whole, capfd):
 
 
 def test_what_is_no_run_cannot_be_resumed(tmp_path):
-    with pytest.raises(ValueError, match="there is no run in"):
+    with pytest.raises(ValueError, match="is not a run folder"):
         resume(tmp_path, device="cpu")

@@ -3,14 +3,13 @@
 import platform
 
 import torch
-from rich.table import Table
 
 from ..attention import BACKENDS, choose_backend
 from ..cost.counting import build
 from ..layers.aaconv import AAConv2d
 from ..models import list_models
 from ..utils.environment import version_of
-from ..utils.terminal import console
+from ..utils.terminal import console, new_table
 from ..version import __version__
 
 DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
@@ -28,7 +27,7 @@ def print_report() -> None:
         output.print(f"{name:<9}{value}", highlight=False, markup=False, soft_wrap=True)
     output.print()
 
-    backends = _table("backend", *(f"{name} on {device.type}" for name in DTYPES))
+    backends = new_table("backend", *(f"{name} on {device.type}" for name in DTYPES), fold=True)
     for name in BACKENDS:
         answers = (why_not(name, SMALL_MAP, device, dtype) for dtype in DTYPES.values())
         backends.add_row(name, *("yes" if reason is None else f"no: {reason}" for reason in answers))
@@ -37,7 +36,7 @@ def print_report() -> None:
         "The first that can run is taken; AACONV_BACKEND or set_default_backend overrides it.\n", highlight=False
     )
 
-    models = _table("model", "attention: map, key/value depth of a head", *DTYPES)
+    models = new_table("model", "attention: map, key/value depth of a head", *DTYPES, fold=True)
     reasons: dict[str, None] = {}
     for name in list_models("aa_*"):
         found = attentions(name)
@@ -110,10 +109,3 @@ def _gpu() -> str:
         capability = f"compute capability {properties.major}.{properties.minor}"
         return f"{properties.name}, {capability}, {properties.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
     return "none" + ("" if torch.version.cuda else ": this torch is built without CUDA")
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table

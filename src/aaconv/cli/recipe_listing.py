@@ -5,14 +5,13 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from ..recipes import catalogue
 from ..recipes.overrides import field_texts
 from ..recipes.paper import ACCURACY
 from ..recipes.recipe import Recipe
-from ..utils.terminal import console
+from ..utils.terminal import console, new_table
 
 OUR_CHOICE = "our choice: the paper does not say"
 
@@ -36,9 +35,7 @@ def print_recipes(pattern: str = "*", *, as_json: bool = False) -> None:
     for least, name in ((125, "row"), (95, "data")):
         if output.width < least:
             del columns[name]
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for name in columns:
-        table.add_column(name, justify="right" if name in ("epochs", "table", "paper") else "left", no_wrap=True)
+    table = new_table(*columns, right=("epochs", "table", "paper"))
     for recipe in found:
         table.add_row(*(Text(cell(recipe)) for cell in columns.values()))
     output.print(table)
@@ -61,8 +58,7 @@ def print_recipe(name: str, *, as_json: bool = False) -> None:
         output.print(Text(f"the paper, table {recipe.evidence.table}, {row.name}: {cells}"))
     output.print(Text(f"\n  aaconv train {recipe.name}{_where(recipe)}\n", "cyan"), soft_wrap=True)
     ours, texts = catalogue.ours(recipe), field_texts()
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
+    table = new_table("", header=False)
     table.add_column(overflow="fold")
     table.add_column(style="dim", overflow="fold")
     for field in fields(Recipe):

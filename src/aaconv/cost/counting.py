@@ -24,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from ..layers.aaconv import AAConv2d
 from ..models import check_name, create_model, list_models
-from ..utils.terminal import console, readable_bytes
+from ..utils.terminal import console, new_table, readable_bytes
 from .flops import RULES, SLIDING, Ops, aten, attention_ops
 
 LARGEST_SIZE_TRIED = 1024
@@ -389,8 +389,4 @@ def _attention_table(cost: Cost) -> Table:
 
 
 def _new_table(first: str, *columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="left" if column == "kind" else "right", no_wrap=True)
-    return table
+    return new_table(first, *columns, right=[column for column in columns if column != "kind"])

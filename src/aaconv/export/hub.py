@@ -19,7 +19,7 @@ from ..cost.counting import count
 from ..recipes.yaml_file import to_yaml
 from ..runs.load import TrainedModel, load_model, measured
 from ..runs.metrics import metric_rows
-from ..runs.run_folder import CONFIG, RECIPE, is_run, read_config
+from ..runs.run_folder import CONFIG, check_run, read_config
 from ..utils.files import check_parent, naming_unwritable
 
 TASKS = {"classify": "image-classification", "detect": "object-detection"}
@@ -73,8 +73,7 @@ def push(run: str | Path, repository: str, *, private: bool = False, weights: st
 
 
 def _load(run: str | Path, weights: str | None) -> TrainedModel:
-    if not is_run(run):
-        raise ValueError(f"{run} is no run folder, it has no {RECIPE}")
+    check_run(run)
     return measured(load_model(run, weights=weights), weights)
 
 

@@ -25,10 +25,9 @@ from ..runs.load import TrainedModel, fill, load_model
 from ..runs.run_folder import (
     CONFIG,
     ENVIRONMENT,
-    RECIPE,
+    check_finished,
+    check_run,
     default_weights,
-    is_finished,
-    is_run,
     read_config,
     read_environment,
     write_json,
@@ -56,10 +55,8 @@ def export_weights(
     Both files are written or none; those that were there stay till then.
     """
     path = Path(path)
-    if not is_run(source):
-        raise ValueError(f"{source} is no run folder, it has no {RECIPE}: {ENDING} files are made of runs")
-    if not is_finished(source):
-        raise ValueError(f"{source} is not finished; go on with it: aaconv train --resume {source}")
+    check_run(source, f"{ENDING} files are made of runs")
+    check_finished(source)
     loaded = load_model(source, weights=weights)
     _check(loaded, path)
     for file in (path, path.with_suffix(".json")):

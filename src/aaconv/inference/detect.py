@@ -18,7 +18,7 @@ from ..detection.coco_results import (
 from ..detection.draw import draw, sheet
 from ..detection.postprocess import Detections, PostprocessSettings
 from ..runs.load import load_model
-from ..runs.run_folder import is_run, read_config
+from ..runs.run_folder import check_run, read_config
 from ..utils.device import pick_device
 from ..utils.files import check_writable, naming_unwritable, replacing
 from .checks import not_finite
@@ -116,8 +116,7 @@ def print_detections(
     """Find objects in image files, draw them into the folder `output`, and say how many there are."""
     if sheet_file is not None and Path(sheet_file).suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
         raise ValueError(f"the sheet must end in .png, .jpg or .webp, got {str(sheet_file)!r}")
-    if not is_run(source):
-        raise ValueError(f"{source} is no run folder; train one: aaconv train detection-demo")
+    check_run(source, "train one: aaconv train detection-demo")
     files = find_images(images)
     loaded = load_model(source, weights=weights, device=pick_device(device))
     if loaded.task != "detect":

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
@@ -24,7 +23,7 @@ from ..tasks.data import as_evaluated, open_data, shapes_options
 from ..utils.device import cores, pick_device
 from ..utils.metrics import metric_title, says_nothing
 from ..utils.precision import autocast_like
-from ..utils.terminal import console, counted
+from ..utils.terminal import console, counted, new_table
 from .checks import check_finite
 from .evaluate_detector import evaluate_run, score_run
 
@@ -141,11 +140,7 @@ def print_evaluation(found: Evaluation, *, worst: int = 10, as_json: bool = Fals
     shown = [one for one in found.classes if one.taken_for][:worst]
     if not shown:
         return
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("worst classes", no_wrap=True)
-    table.add_column("right", justify="right", no_wrap=True)
-    table.add_column("of", justify="right", no_wrap=True)
-    table.add_column("taken for", no_wrap=True)
+    table = new_table("worst classes", "right", "of", "taken for", right=("right", "of"))
     for one in shown:
         taken_for = ", ".join(f"{name} ({times})" for name, times in one.taken_for.items())
         table.add_row(Text(one.name), f"{one.top1:.1f} %", f"{one.images:,}", Text(taken_for))

@@ -81,8 +81,7 @@ def score_run(
     lack because nothing could compute mAP where it was trained.
     """
     run = Path(run)
-    if not run_folder.is_run(run):
-        raise ValueError(f"{run} is no run folder, it has no {run_folder.RECIPE}")
+    run_folder.check_run(run)
     own = detections is None or Path(detections).resolve() == (run / FILE_NAME).resolve()
     file = run / FILE_NAME if detections is None else Path(detections)
     if not file.is_file():

@@ -23,7 +23,7 @@ from ..recipes.paper import ACCURACY, TABLES
 from ..runs import results
 from ..runs.results import Experiment
 from ..utils.metrics import metric_name
-from ..utils.terminal import console
+from ..utils.terminal import console, new_table
 from .cells import COUNTED, TRUE_GFLOPS, Cell, cells_of, of_table, on_other_data
 
 
@@ -72,8 +72,7 @@ def _render(of_table: list[Cell], marks: dict[bool, str]) -> tuple[Table, list[s
     """A row a row of the paper; our value in full beside the printed one, with a mark and the number of its note."""
     columns = list(dict.fromkeys(cell.column for cell in of_table))
     with_ours = {cell.column for cell in of_table if cell.ours is not None or cell.column in COUNTED}
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("", no_wrap=True)
+    table = new_table("")
     for column in columns:
         if column == TRUE_GFLOPS:
             table.add_column("true", justify="right", no_wrap=True)
@@ -131,10 +130,8 @@ def _print_runs(output: Console, title: str, ours: list[Experiment]) -> None:
     """Our runs on some data: a line an experiment, and what trains it."""
     columns = [column for column in ACCURACY if any(one.values(metric_name(column)) for one in ours)]
     in_the_paper = [column for column in columns if any(_of_the_paper(one, column) for one in ours)]
-    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    shown.add_column(title, no_wrap=True)
-    for header in ("n", "epochs", "s / epoch"):
-        shown.add_column(header, justify="right", no_wrap=True)
+    numbers = ("n", "epochs", "s / epoch")
+    shown = new_table(title, *numbers, right=numbers)
     for column in columns:
         shown.add_column(column, no_wrap=True)
         if column in in_the_paper:

@@ -29,7 +29,7 @@ from ..utils import figures
 from ..utils.figures import BLUE, GREY, INK, RED, STYLE
 from ..utils.metrics import metric_title
 from . import results
-from .run_folder import RECIPE, check_epochs, is_run, read_epochs, read_rows
+from .run_folder import RECIPE, check_epochs, check_run, read_epochs, read_rows
 
 KINDS = {"aa": RED, "se": BLUE, "plain": GREY}
 OTHERS = ("#2f8f5b", "#b7791f", "#7a4fa3", "#0f8b8d", "#a8425b", "#4b5d16")
@@ -134,8 +134,7 @@ def _distinct(labels: list[tuple[str, str]]) -> list[str]:
 
 
 def _of_run(run: Path) -> tuple[Recipe, Rows]:
-    if not is_run(run):
-        raise ValueError(f"{run} is no run folder, it has no {RECIPE}")
+    check_run(run)
     return recipes.load(run / RECIPE), read_epochs(run)
 
 

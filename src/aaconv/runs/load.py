@@ -21,6 +21,7 @@ from .run_folder import (
     RECIPE,
     SUMMARY,
     WEIGHTS,
+    check_run,
     data_info_of,
     default_weights,
     is_run,
@@ -70,7 +71,7 @@ def load_model(
             raise ValueError(f"{source} is a run, its network is built as it was trained: leave out model options")
         return _load_run(Path(source), weights, device)
     if isinstance(source, Path) or "/" in source or source.startswith("."):
-        raise ValueError(f"{source} is no run folder, it has no {RECIPE}; and models have no slash in their names")
+        check_run(source, "and models have no slash in their names")
     return _load_named(source, weights, pretrained, options or {}, num_classes, device)
 
 

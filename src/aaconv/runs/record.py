@@ -13,8 +13,7 @@ from . import results
 from .run_folder import (
     RECIPE,
     SUMMARY,
-    is_finished,
-    is_run,
+    check_finished,
     naming_the_way_out,
     read_epochs,
     read_summary,
@@ -29,10 +28,7 @@ def record_result(run: str | Path, folder: str | Path = results.RESULTS) -> Path
     Behind the options stands what else was changed in the recipe. `aaconv table` and `aaconv plot` read the files.
     """
     run = Path(run)
-    if not is_run(run):
-        raise ValueError(f"{run} is no run folder, it has no {RECIPE}")
-    if not is_finished(run):
-        raise ValueError(f"{run} is not finished; go on with it: aaconv train --resume {run}")
+    check_finished(run)
     with naming_the_way_out(run):
         summary = _summary_of(run)
     rows, recipe = read_epochs(run), recipes.load(run / RECIPE)

@@ -19,7 +19,7 @@ from ..utils.terminal import readable_bytes
 from . import curves
 from .load import TrainedModel, load_model
 from .metrics import metric_rows
-from .run_folder import ENVIRONMENT, RECIPE, is_run, naming_the_way_out, read_epochs, read_speed
+from .run_folder import ENVIRONMENT, RECIPE, check_run, naming_the_way_out, read_epochs, read_speed
 
 DASH = "\N{EN DASH}"
 
@@ -54,8 +54,7 @@ def write_report(runs: Sequence[str | Path], path: str | Path, *, explorer: str 
 
 
 def _read(path: Path, name: str) -> Run:
-    if not is_run(path):
-        raise ValueError(f"{path} is no run folder, it has no {RECIPE}")
+    check_run(path)
     loaded = load_model(path)
     environment = path / ENVIRONMENT
     try:

@@ -42,6 +42,19 @@ def is_run(path: str | Path) -> bool:
     return (Path(path) / RECIPE).is_file()
 
 
+def check_run(path: str | Path, hint: str = "") -> None:
+    """A ValueError unless this is the folder of a training run; the hint says what else may have been meant."""
+    if not is_run(path):
+        raise ValueError(f"{path} is not a run folder, it has no {RECIPE}{hint and f'; {hint}'}")
+
+
+def check_finished(run: str | Path) -> None:
+    """A ValueError unless this is a run that has ended."""
+    check_run(run)
+    if not is_finished(run):
+        raise ValueError(f"{run} is not finished; resume it: aaconv train --resume {run}")
+
+
 def default_weights(run: str | Path) -> str:
     """Which of a run's weights are taken where none are named: their moving average, where there is one."""
     return "ema" if (Path(run) / WEIGHTS["ema"]).is_file() else "last"
@@ -57,7 +70,7 @@ def check_free(run: Path) -> None:
     with naming_unwritable(run):  # it may lie where nobody may look
         if is_run(run):
             raise ValueError(
-                f"{run} holds a run already; go on with it: aaconv train --resume {run}, or name another folder"
+                f"{run} holds a run already; resume it: aaconv train --resume {run}, or name another folder"
             )
         if run.exists() and not run.is_dir():
             raise ValueError(f"{run} is a file, not a folder for a run; name another")

@@ -73,8 +73,7 @@ def resume(run: str | Path, *, device: str | None = None) -> dict[str, Any]:
 
 
 def _recipe_of(run: Path) -> Recipe:
-    if not run_folder.is_run(run):
-        raise ValueError(f"there is no run in {run}: it has no {run_folder.RECIPE}")
+    run_folder.check_run(run)
     return recipes.load(run / run_folder.RECIPE)
 
 

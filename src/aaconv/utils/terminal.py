@@ -1,10 +1,11 @@
 """How this package writes to a terminal."""
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TypeVar
 
 from rich.console import Console
+from rich.table import Table
 
 QUIET = 10.0  # seconds after which one wants to know whether something still happens
 Batch = TypeVar("Batch", bound=tuple)
@@ -14,6 +15,15 @@ def console() -> Console:
     """Rich output, plain where it is not a terminal, and always wide enough that no digit is cut."""
     terminal = Console()
     return Console(width=max(terminal.width, 120) if terminal.is_terminal else 200)
+
+
+def new_table(*columns: str, right: Collection[str] = (), fold: bool = False, header: bool = True) -> Table:
+    """A table in the style of all: no lines, bold headers, the columns in `right` flush right; fold: cells may wrap."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), show_header=header)
+    for column in columns:
+        side = "right" if column in right else "left"
+        table.add_column(column, justify=side, no_wrap=not fold, overflow="fold" if fold else "ellipsis")
+    return table
 
 
 def readable_bytes(size: int) -> str:
