@@ -327,7 +327,7 @@ def test_there_must_be_a_box_to_learn_from(tmp_path):
     ("changes", "told"),
     [
         ({"size": 40}, "multiple of 32, got 40; try 32"),
-        ({"model": recipes.Model("plain_resnet18")}, "plain_resnet18 is no detector"),
+        ({"model": recipes.Model("plain_resnet18")}, "plain_resnet18 is not a detector"),
         ({"model": recipes.Model("aa_retinanet_resnet18", {"positon": "none"})}, "cannot be built.*positon"),
         ({"train_limit": 11}, "train_limit must be 1 to 10"),
         ({"holdout": 10}, "holdout must be 0 to 9"),

@@ -53,7 +53,7 @@ def check_model(recipe: Recipe) -> None:
 
     try:
         with torch.device("meta"):
-            create_model(recipe.model.name, **recipe.model.options)
+            create_model(recipe.model.name, **recipe.model.network_options)
     except (TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
         options = "".join(f" --model.{name.replace('_', '-')} {value}" for name, value in recipe.model.options.items())
         message = " ".join(str(error).split())

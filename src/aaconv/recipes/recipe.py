@@ -12,6 +12,15 @@ class Model:
     name: str
     options: dict[str, Any] = field(default_factory=dict)
 
+    @property
+    def network_options(self) -> dict[str, Any]:
+        """The keywords that make the network; not those that only say which weights it starts from."""
+        return {name: value for name, value in self.options.items() if name not in START_OPTIONS}
+
+
+START_OPTIONS = ("pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
+"""timm's keywords for weights that training starts from; a network that was trained has its own."""
+
 
 @dataclass(frozen=True)
 class Evidence:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from ..data import ArrayDataset, Dataset, make_loader
 from ..data.transforms import EVAL_CROP
-from ..models import create_model, list_models
+from ..models import list_models
 from ..utils.distributed import World, total
 from .data import image_size, open_data
 from .evaluation import outputs_over
@@ -37,14 +37,11 @@ class Classify(Task):
         train, _ = self.data
         return DataInfo(train.classes, tuple(train.mean), tuple(train.std), image_size(self.recipe, train))
 
-    def build(self, info: DataInfo) -> nn.Module:
-        model = self.recipe.model
-        try:
-            return create_model(
-                model.name, num_classes=len(info.classes), **_own_size(model.name, info), **model.options
-            )
-        except TypeError as error:
-            raise ValueError(f"{model.name} cannot be built with {model.options}: {error}") from None
+    def build(self, info: DataInfo, *, start: bool = False) -> nn.Module:
+        own_size = _own_size(self.recipe.model.name, info)
+        if twice := own_size.keys() & self.recipe.model.options.keys():
+            raise ValueError(f"the option {min(twice)} follows from the size of the images; set that with --size")
+        return self.create(info, start, **own_size)
 
     def config(self, info: DataInfo) -> dict[str, Any]:
         config = super().config(info)

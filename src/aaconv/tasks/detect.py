@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ..data.coco import DetectionDataset, open_detection
 from ..data.detection_loader import Batch, make_detection_loader
@@ -20,7 +21,6 @@ from ..detection.coco_results import (
     to_results,
     why_no_scorer,
 )
-from ..models import create_model
 from ..recipes.recipe import Recipe
 from ..utils.distributed import World, total
 from .data import hold_out, limited_both, shapes_options
@@ -55,14 +55,11 @@ class Detect(Task):
         train, _ = self.data
         return DataInfo(train.classes, tuple(train.mean), tuple(train.std), image_size(self.recipe, train))
 
-    def build(self, info: DataInfo) -> nn.Module:
-        model = self.recipe.model
-        try:
-            network = create_model(model.name, num_classes=len(info.classes), **self._options(info))
-        except TypeError as error:
-            raise ValueError(f"{model.name} cannot be built with {model.options}: {error}") from None
+    def build(self, info: DataInfo, *, start: bool = False) -> nn.Module:
+        network = self.create(info, start, img_size=info.size)
         if not hasattr(network, "anchors"):
-            raise ValueError(f"{model.name} is no detector; `aaconv models retinanet` lists those there are")
+            name = self.recipe.model.name
+            raise ValueError(f"{name} is not a detector; `aaconv models retinanet` lists those there are")
         if info.size % network.multiple:
             nearest = max(1, round(info.size / network.multiple)) * network.multiple
             raise ValueError(f"size must be a multiple of {network.multiple}, got {info.size}; try {nearest}")
@@ -70,12 +67,9 @@ class Detect(Task):
 
     def config(self, info: DataInfo) -> dict[str, Any]:
         config = super().config(info)
-        config["model_args"] = self._options(info)
+        config["model_args"] = {"img_size": info.size} | config["model_args"]
         config["category_ids"] = list(self.data[0].category_ids)
         return config
-
-    def _options(self, info: DataInfo) -> dict[str, Any]:
-        return {"img_size": info.size} | self.recipe.model.options
 
     def loaders(self, batch: int, world: World) -> tuple[Loader, Loader]:
         size = self.data_info().size
@@ -203,6 +197,5 @@ def in_image_pixels(
 
 
 def _bare(model: nn.Module) -> nn.Module:
-    """The network itself, of what DistributedDataParallel or torch.compile wraps."""
-    model = getattr(model, "module", model)
-    return getattr(model, "_orig_mod", model)
+    """The network itself, of what DistributedDataParallel wraps."""
+    return model.module if isinstance(model, DistributedDataParallel) else model

@@ -7,8 +7,10 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from ..models import create_model
 from ..recipes.recipe import Recipe
 from ..utils.distributed import World
+from ..utils.errors import one_line
 
 
 @dataclass(frozen=True)
@@ -51,8 +53,19 @@ class Task(ABC):
         """Opens the data, once."""
 
     @abstractmethod
-    def build(self, info: DataInfo) -> nn.Module:
-        """The network with fresh weights; the data need not be there."""
+    def build(self, info: DataInfo, *, start: bool = False) -> nn.Module:
+        """The network with fresh weights; start: with those that the recipe starts from. The data need not be there."""
+
+    def create(self, info: DataInfo, start: bool, **options: Any) -> nn.Module:
+        """timm's create_model with the recipe's keywords over these; whatever a constructor raises is a ValueError."""
+        model = self.recipe.model
+        options |= model.options if start else model.network_options
+        try:
+            return create_model(model.name, num_classes=len(info.classes), **options)
+        except (MemoryError, ConnectionError):
+            raise
+        except Exception as error:  # each network has errors of its own
+            raise ValueError(f"{model.name} cannot be built with {model.options}: {one_line(error)}") from None
 
     @abstractmethod
     def loaders(self, batch: int, world: World) -> tuple[Loader, Loader]:
@@ -75,12 +88,13 @@ class Task(ABC):
             "architecture": self.recipe.model.name.partition(".")[0],
             "num_classes": len(info.classes),
             "label_names": list(info.classes),
-            "model_args": dict(self.recipe.model.options),
+            "model_args": self.recipe.model.network_options,
             "pretrained_cfg": {
                 "input_size": [3, info.size, info.size],
                 "mean": list(info.mean),
                 "std": list(info.std),
                 "num_classes": len(info.classes),
+                "interpolation": "bilinear",  # as data.eval_transform resizes
             },
             "task": self.recipe.task,
         }

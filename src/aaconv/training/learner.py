@@ -26,7 +26,7 @@ class Learner:
     def __init__(self, recipe: Recipe, task: Task, world: World, steps_per_epoch: int) -> None:
         self.recipe, self.task, self.world = recipe, task, world
         torch.manual_seed(mix(recipe.seed, 0))
-        model = world.prepare(task.build(task.data_info()), sync_batch_norm=recipe.sync_batch_norm)
+        model = world.prepare(task.build(task.data_info(), start=True), sync_batch_norm=recipe.sync_batch_norm)
         layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
         self.model = model.to(world.device, memory_format=layout)
         self.ema = ModelEmaV3(self.model, decay=recipe.ema) if recipe.ema is not None else None
