@@ -232,7 +232,6 @@ def test_model_compares_with_the_first(tmp_path, capsys):
     assert "aa_wrn16_4" in capsys.readouterr().out
 
 
-@torch._inductor.config.patch(cpp_wrapper=False)  # and back
 def test_kernels_launched_from_cpp(tmp_path, monkeypatch, capsys):
     compiled_with, path = [], tmp_path / "model.json"
     monkeypatch.setattr(

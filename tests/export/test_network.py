@@ -3,6 +3,7 @@
 import copy
 import errno
 import importlib.util
+import logging
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -270,3 +271,14 @@ def test_missing_packages_are_named(loaded, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxscript" else object())
     with pytest.raises(ValueError, match=r"ONNX files need onnxscript: pip install 'aaconv\[export\]'"):
         network.export(loaded, tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("level", [logging.NOTSET, logging.DEBUG, logging.CRITICAL])
+def test_what_the_process_logs_is_as_before(level):
+    logging.disable(level)
+    try:
+        with network._torch_alone(nn.Identity()):
+            assert logging.root.manager.disable == max(level, logging.WARNING)
+        assert logging.root.manager.disable == level
+    finally:
+        logging.disable(logging.NOTSET)

@@ -1,6 +1,7 @@
 """The loop: what it counts, what it leaves behind, and that every way to compute a step computes the same."""
 
 import copy
+import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +19,7 @@ from aaconv.tasks.classify import Classify, count
 from aaconv.training import checkpoint
 from aaconv.training.learner import Learner
 from aaconv.training.running_sums import RunningSums
-from aaconv.training.trainer import Trainer, train
+from aaconv.training.trainer import WORKSPACE, Trainer, settings, train
 from aaconv.utils.distributed import World
 from support.training_runs import tiny
 
@@ -354,3 +355,16 @@ def test_limits_that_cannot_be_are_named(changes, message):
 def test_a_limit_beyond_the_images_is_named(folder):
     with pytest.raises(ValueError, match="train_limit must be 1 to 24, the number of images, got 25"):
         data.open_data(tiny(data=f"folder/{folder}", train_limit=25))
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_switches_of_torch_are_as_before(deterministic, monkeypatch):
+    monkeypatch.delenv(WORKSPACE, raising=False)
+    before = torch.backends.cudnn.benchmark
+    with settings(tiny(deterministic=deterministic)):
+        assert torch.are_deterministic_algorithms_enabled() is deterministic
+        assert torch.backends.cudnn.benchmark is not deterministic
+        assert (WORKSPACE in os.environ) is deterministic
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.benchmark is before
+    assert WORKSPACE not in os.environ

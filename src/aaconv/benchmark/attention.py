@@ -19,6 +19,7 @@ from ..attention.heads import join_heads, relative_logits, split_heads
 from ..utils.device import pick_device
 from .measure import Call, compile_apart, failures_into, graphed, peak_memory, release, time_interleaved
 from .output import Progress, Results, mib
+from .switches import restoring_switches
 
 HEADS = 8
 IN_A_GRAPH = 10
@@ -96,6 +97,7 @@ PAPER_SHAPES = [
 CPU_SHAPES = [Shape.parse("2:14x14:20/3"), Shape.parse("2:32x32:20/2")]
 
 
+@restoring_switches()
 def run(
     shapes: list[str] | None = None,
     variants: list[str] | None = None,

@@ -10,11 +10,13 @@ from ..layers.aaconv import AAConv2d
 from ..utils.device import pick_device
 from .measure import failures_into, peak_memory, state_of, time_interleaved
 from .output import Progress, Results, mib
+from .switches import restoring_switches
 
 CHANNELS = 256
 ATTENTION = {"key_channels": 160, "value_channels": 24, "num_heads": 8}
 
 
+@restoring_switches()
 def run(
     sizes: list[int],
     batch: int = 8,

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch._inductor.config
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -29,6 +28,7 @@ from .measure import (
     time_interleaved,
 )
 from .output import Progress, Results
+from .switches import launch_from_cpp, restoring_switches
 
 Prepared = tuple[Call, Callable[[], list[Tensor]]]
 """A call, and what gives the tensors it holds all the time."""
@@ -87,6 +87,7 @@ class Case:
         return row | ({"failed": self.failures} if self.failures else {})
 
 
+@restoring_switches()
 def run(
     models: list[str],
     *,
@@ -110,8 +111,7 @@ def run(
     batch = batch or default_batch(where)
     settings = {"batch": batch, "size": size, "compiled": compiled, "cpp_wrapper": cpp_wrapper}
     results = Results("model", where, json_to, **settings)
-    # For the whole process: as an option of torch.compile it does not reach the backward (torch 2.11, issue 178845).
-    torch._inductor.config.cpp_wrapper = cpp_wrapper
+    launch_from_cpp(cpp_wrapper)
     for rows in measure(networks, phases, batch, size, compiled, where, rounds):
         results.replace(rows)
     print_rows(results, where, **settings)

@@ -11,6 +11,7 @@ from ..recipes.paper import TABLE_2
 from ..utils.device import pick_device
 from .model import Network, default_batch, measure, print_rows
 from .output import Results
+from .switches import restoring_switches
 
 PHASES = ["infer", "train"]
 
@@ -57,6 +58,7 @@ def _name(record: dict[str, Any]) -> str:
     return str(Network(record["model"], record["options"]))
 
 
+@restoring_switches()
 def run(
     *,
     batch: int | None = None,

@@ -28,6 +28,7 @@ from ..utils.distributed import World
 from .measure import Timing
 from .model import Network
 from .output import Progress, Results
+from .switches import restoring_switches
 
 IMAGES = {"cuda": 50_000, "cpu": 96}
 BATCH = {"cuda": 1024, "cpu": 16}
@@ -51,6 +52,7 @@ def _noise(number: int, seed: int) -> ArrayDataset:
     return ArrayDataset("noise", images, labels, classes, *CIFAR_STATISTICS["cifar100"], CropAndFlip())
 
 
+@restoring_switches()
 def run(
     model: str | None = None,
     *,

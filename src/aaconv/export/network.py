@@ -221,13 +221,14 @@ def _torch_alone(module: nn.Module) -> Iterator[None]:
     before = [layer.backend for layer in layers]
     for layer in layers:
         layer.backend = None
-    logging.disable(logging.WARNING)
+    silenced = logging.root.manager.disable
+    logging.disable(max(silenced, logging.WARNING))
     try:
         with warnings.catch_warnings(), default_backend("sdpa"):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(silenced)
         for layer, backend in zip(layers, before, strict=True):
             layer.backend = backend
 

@@ -32,6 +32,9 @@ from .signals import Interrupts
 # What a process tells the others between two steps, and the highest holds: SIGNAL + n is that it received signal n.
 GO, LOOK, SIGNAL, FAILED = 0, 1, 10, 1000
 
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+"""What cuBLAS wants to see in the environment before it computes the same bits every time."""
+
 Batch = TypeVar("Batch")
 
 
@@ -361,11 +364,14 @@ def settings(recipe: Recipe) -> Iterator[None]:
     """Torch's global switches as the recipe wants them, and as they were afterwards."""
     benchmark, deterministic = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
     torch.backends.cudnn.benchmark = not recipe.deterministic
+    workspace = os.environ.get(WORKSPACE)
     if recipe.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault(WORKSPACE, ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
         torch.backends.cudnn.benchmark = benchmark
         torch.use_deterministic_algorithms(deterministic)
+        if workspace is None:
+            os.environ.pop(WORKSPACE, None)
