@@ -296,7 +296,7 @@ def test_shards_that_are_none(tmp_path):
     with pytest.raises(FileNotFoundError, match="no shards for the split 'train'"):
         open_dataset(f"wds/{tmp_path}")
     (tmp_path / "train-0.tar").write_bytes(b"no tar" * 200)
-    with pytest.raises(ValueError, match=r"train-0\.tar is no webdataset shard"):
+    with pytest.raises(ValueError, match=r"train-0\.tar is not a webdataset shard"):
         open_dataset(f"wds/{tmp_path}")
 
 
@@ -352,7 +352,7 @@ def test_hugging_face_through_timm(tmp_path, monkeypatch):
     assert (int(dataset[0][0][0, 0, 0]), dataset[0][1]) == (40, 1)
     assert [(name, split) for name, split, _ in calls] == [("some/set", "validation"), ("some/set", "test")]
     assert all(options == {"cache_dir": str(tmp_path), "trust_remote_code": False} for *_, options in calls)
-    with pytest.raises(ValueError, match="'label' is no column of class labels; it has img, fine"):
+    with pytest.raises(ValueError, match="'label' is not a column of class labels; it has img, fine"):
         open_dataset("hfds/some/set", input_key="img")
 
 

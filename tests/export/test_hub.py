@@ -156,7 +156,7 @@ def test_no_network_is_one_line(run, monkeypatch, capsys):
         (["RUN", "--to", "full/file/x"], "full/file is a file, not a folder to write x in"),
         (
             ["RUN", "--to", "/proc/x"],
-            "/proc/x cannot be written: /proc takes no files; choose another place",
+            "/proc/x cannot be written: /proc is not writable; choose another place",
         ),
     ],
 )

@@ -218,7 +218,7 @@ def test_no_weights_and_other_classes_are_told_in_a_line(said):
 
 
 def test_weights_that_do_not_fit_are_told_with_file_tensor_and_way_out(folder, said):
-    weights, way_out = folder / "aaconv/weights", "; install the package or export the weights anew\n"
+    weights, way_out = folder / "aaconv/weights", "; reinstall the package or export the weights again\n"
     code, _, err = said("other network")
     assert code == 2
     missing = f"{weights / 'aa_wrn40_2.cifar100.safetensors'} does not fit the network aa_wrn40_2: Missing key(s)"

@@ -191,7 +191,7 @@ def test_damaged_metrics_of_a_run_that_goes_on_are_written_by_going_on(run, tmp_
     copy = shutil.copytree(run, tmp_path / "run")
     (copy / "summary.json").unlink()
     (copy / "metrics.csv").write_text("epoch,top1\n1\n")
-    with pytest.raises(ValueError, match=r"is damaged: line 2 .*; have it written anew: aaconv train --resume .*/run$"):
+    with pytest.raises(ValueError, match=r"is damaged: line 2 .*; have it rewritten: aaconv train --resume .*/run$"):
         read_epochs(copy)
     resume(copy, device="cpu")
     assert read_epochs(copy) == read_epochs(run)

@@ -301,7 +301,7 @@ def test_evaluate_refuses_other_classes_and_other_tasks(run):
     loaded = load_model(run)
     with pytest.raises(ValueError, match="other classes"):
         evaluate_run(loaded, data="shapes", limit=5)
-    with pytest.raises(ValueError, match="no run of a detector"):
+    with pytest.raises(ValueError, match="not a run of a detector"):
         evaluate_run(types.SimpleNamespace(task="classify", recipe=None, source="run"))
 
 

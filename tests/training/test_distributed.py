@@ -183,6 +183,6 @@ def test_torchrun_restarts_a_killed_worker_and_the_run_goes_on(tmp_path):
         process.kill()
         process.wait()
     text = (tmp_path / "log").read_text()
-    assert f"going on from {run}/checkpoints/step-" in text
+    assert f"resuming from {run}/checkpoints/step-" in text
     assert (run / "summary.json").exists()
     assert (run / "metrics.csv").read_bytes() == (tmp_path / "whole/metrics.csv").read_bytes()

@@ -26,7 +26,7 @@ IN_A_GRAPH = 10
 """Calls captured one after the other: replaying a graph costs some microseconds, as much as a small kernel."""
 GPU_VARIANTS = ("triton", "sdpa", "compiled", "flex")
 CPU_VARIANTS = ("sdpa", "eager")
-# The H200: memory traffic that can be reached, and exponentials of all multiprocessors a second.
+# The H200: memory traffic that can be reached, and exponentials of all multiprocessors per second.
 BYTES_PER_SECOND = 4.3e12
 EXPONENTIALS_PER_SECOND = 16 * 132 * 1.755e9
 
@@ -134,7 +134,7 @@ def measure(
     rounds: int,
     progress: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """One row a variant: timings of both phases and the peak memory, or the reason why there are none."""
+    """One row per variant: timings of both phases and the peak memory, or the reason why there are none."""
     inputs, grad_out = _inputs(shape, device, dtype)
     sizes = {"num_heads": HEADS, "key_channels": HEADS * shape.key_depth}
     calls: dict[str, dict[str, Call]] = {"forward": {}, "both": {}}

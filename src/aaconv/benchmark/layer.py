@@ -39,7 +39,7 @@ def run(
 
 
 def measure(size: int, batch: int, device: torch.device, rounds: int) -> list[dict[str, Any]]:
-    """One row a variant: timings, peak memory and their ratios to eager, or the reason why there are none."""
+    """One row per variant: timings, peak memory and their ratios to eager, or the reason why there are none."""
     calls, memory, failures = {}, {}, {}
     for name, layer in _layers(size, device, failures).items():
         with failures_into(failures, name):

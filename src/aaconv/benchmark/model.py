@@ -1,7 +1,7 @@
 """`aaconv bench model`: whole networks, bf16, channels_last, compiled: inference and the training step.
 
 Each is compiled once and timed twice: with its kernels launched one by one from the host ("launched") and replayed from
-a CUDA graph ("graph"). Of the graph it is also told where the time goes, by kind of kernel.
+a CUDA graph ("graph"). For the graph, the time is also split by kind of kernel.
 """
 
 import time

@@ -29,7 +29,7 @@ _SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
 def launch_from_cpp(on: bool) -> None:
     """torch's compiler writes what launches the kernels in C++ instead of Python, from now on and in all threads.
 
-    `torch._inductor.config` is no public name, but the only one: as an option of torch.compile it does not reach the
+    `torch._inductor.config` is not a public name, but the only one: as an option of torch.compile it does not reach the
     backward (torch 2.11, issue 178845).
     """
     inductor.cpp_wrapper = on

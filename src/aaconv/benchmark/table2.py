@@ -17,7 +17,7 @@ PHASES = ["infer", "train"]
 
 
 class Latencies(Results):
-    """One record a model, as `aaconv table` reads them; a model that is not measured in both phases is left out."""
+    """One record per model, as `aaconv table` reads them; a model that is not measured in both phases is left out."""
 
     kept: dict[str, dict[str, Any]] = {}
     """Records of an earlier run, by network; they go before those of this one."""

@@ -125,7 +125,7 @@ def measure(recipe: Recipe, device: torch.device, rounds: int, progress: Callabl
 
 
 def _bare_steps(trainer: Trainer) -> Callable[[int], float]:
-    """What takes so many steps on one batch and says how many seconds they took."""
+    """What takes a number of steps on one batch and says how many seconds they took."""
     learner, device = trainer.learner, trainer.world.device
     images, labels = next(trainer.train_loader.batches())
     images, labels = images.clone(memory_format=torch.preserve_format), labels.clone()

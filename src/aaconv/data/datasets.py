@@ -114,7 +114,7 @@ Dataset = ArrayDataset | FileDataset
 def open_dataset(name: str, data_dir: str | Path | None = None, split: str = "train", **options: Any) -> Dataset:
     """The training or the test images of a data set.
 
-    name       shapes, cifar10, cifar100, imagenet, a folder of images (its path, or folder/PATH: one folder a class,
+    name       shapes, cifar10, cifar100, imagenet, a folder of images (its path, or folder/PATH: one folder per class,
                within train/ and val/ where there are both), wds/PATH (webdataset shards on a disk), or hfds/NAME
                (Hugging Face; needs the package datasets)
     data_dir   where CIFAR's official files, ImageNet's two folders or Hugging Face's cache lie; paths in names are
@@ -147,7 +147,7 @@ def _check_options(kind: str, options: dict[str, Any]) -> None:
 
 
 def default_data_dir() -> Path:
-    """Where data lie and are downloaded to unless told otherwise."""
+    """Where data lie and are downloaded to by default."""
     return Path(os.environ.get("AACONV_DATA") or "~/.cache/aaconv/data").expanduser()
 
 
@@ -285,7 +285,9 @@ def _open_hugging_face(rest: str, data_dir: str | Path | None, split: str, **opt
     classes: Sequence[str] | None = getattr(reader.dataset.features.get(target), "names", None)
     if not classes:
         columns = ", ".join(reader.dataset.features)
-        raise ValueError(f"hfds/{rest}: {target!r} is no column of class labels; it has {columns}: choose target_key")
+        raise ValueError(
+            f"hfds/{rest}: {target!r} is not a column of class labels; it has {columns}: choose target_key"
+        )
     return FileDataset(rest, reader, tuple(classes))
 
 

@@ -1,4 +1,4 @@
-"""Images in folders, one folder a class: found in one walk, in timm's order."""
+"""Images in folders, one folder per class: found in one walk, in timm's order."""
 
 import re
 from pathlib import Path

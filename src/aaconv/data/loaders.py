@@ -98,7 +98,7 @@ def make_loader(
 ) -> Loader:
     """The loader that suits a data set: on the device if it is a small one, with Inception's augmentation otherwise.
 
-    `size` is that of the images that come out, 224 unless told; a small data set in its own size, the default, stays on
+    `size` is that of the images that come out, by default 224; a small data set in its own size, the default, stays on
     the device. Options are those of `Loader`: device, dtype, seed, rank, world_size.
     """
     if isinstance(dataset, ArrayDataset) and size in (None, *dataset.images.shape[1:2]):

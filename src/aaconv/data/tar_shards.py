@@ -102,7 +102,7 @@ def _scan(shard: Path) -> list[Entry]:
                 elif ending.lower() in IMAGE_ENDINGS:
                     images[key] = member.offset_data, member.size
     except (tarfile.TarError, ValueError) as error:
-        raise ValueError(f"{shard} is no webdataset shard: {error}") from None
+        raise ValueError(f"{shard} is not a webdataset shard: {error}") from None
     if negative := [key for key, label in labels.items() if label < 0]:
         raise ValueError(f"{shard}: the label of {negative[0]} is {labels[negative[0]]}, expected at least 0")
     return [Entry(shard, key, *place, labels[key]) for key, place in images.items() if key in labels]

@@ -26,7 +26,7 @@ HOW_TO_SCORE = "pip install torchmetrics faster-coco-eval, or score the saved de
 
 
 def to_results(detections: Detections, image_id: int, category_ids: tuple[int, ...]) -> list[Result]:
-    """The detections of one image, best first; rounded, since a hundred of them an image add up."""
+    """The detections of one image, best first; rounded, since a hundred per image add up."""
     sides = detections.boxes[:, 2:] - detections.boxes[:, :2]
     boxes = torch.cat([detections.boxes[:, :2], sides], dim=1).double().tolist()
     return [
@@ -41,7 +41,7 @@ def to_results(detections: Detections, image_id: int, category_ids: tuple[int, .
 
 
 def write_results(path: str | Path, results: list[Result]) -> None:
-    """A COCO result file, one detection a line."""
+    """A COCO result file, one detection per line."""
     with replacing(path) as draft, draft.open("w") as file:
         lines = (json.dumps(result, separators=(",", ":")) for result in results)
         file.write("[\n" + ",\n".join(lines) + "\n]\n")
@@ -79,7 +79,7 @@ def scorer() -> str | None:
 
 
 def why_no_scorer() -> str:
-    """Why `scorer` gives None, and the way out, in a line."""
+    """Why `scorer` gives None, and the way out, in one line."""
     return _find_scorer()[1]
 
 
@@ -98,7 +98,7 @@ def _find_scorer() -> tuple[str | None, str]:
             troubles.append(f"{package.replace('_', '-')} is installed but does not work ({reason})")
         else:
             return package, ""
-    return None, f"{'; '.join(troubles)}; install it anew, or score the saved detections where it works"
+    return None, f"{'; '.join(troubles)}; reinstall it, or score the saved detections where it works"
 
 
 def _try_scorer(package: str) -> None:

@@ -33,7 +33,7 @@ class PostprocessSettings:
 def postprocess(
     logits: Tensor, deltas: Tensor, anchors: Sequence[Tensor], sizes: Sequence[tuple[int, int]], settings=None
 ) -> list[Detections]:
-    """One `Detections` an image, in pixels of its canvas, clipped to its (height, width) of `sizes`.
+    """One `Detections` per image, in pixels of its canvas, clipped to its (height, width) of `sizes`.
 
     logits [batch, anchors, classes] and deltas [batch, anchors, 4] as the network gives them, `anchors` per level.
     """

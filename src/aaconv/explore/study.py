@@ -62,7 +62,7 @@ def study(
     if not images:
         raise ValueError("name at least one image")
     if names is not None and len(names) != len(images):
-        raise ValueError(f"one name an image, please: got {len(names)} names and {len(images)} images")
+        raise ValueError(f"names must be one per image, got {len(names)} names and {len(images)} images")
     pixels = [load_image(image) for image in images]  # a bad file is found before the network is built
     loaded = source
     if not isinstance(source, TrainedModel):

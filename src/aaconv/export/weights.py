@@ -89,7 +89,7 @@ def export_weights(
 
 
 def in_half(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices as float16; what has one dimension or is no float, statistics above all, stays as it is."""
+    """Matrices as float16; what has one dimension or is not a float, statistics above all, stays as it is."""
     half = {name: one.half() if one.dim() > 1 and one.is_floating_point() else one for name, one in state.items()}
     for name, one in half.items():
         if one.dtype == torch.float16 and not bool(one.isfinite().all()):

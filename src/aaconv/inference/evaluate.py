@@ -1,4 +1,4 @@
-"""How good a network is, and what it takes for what: `aaconv eval RUN|MODEL --data NAME`."""
+"""How good a network is, and which classes it confuses: `aaconv eval RUN|MODEL --data NAME`."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def evaluate(
         changes = {"data": data, "data_dir": data_dir, "limit": limit}
         return _evaluate_detector(Path(source), weights, device, batch, detections, save_detections, changes)
     if detections is not None or save_detections is not None:
-        raise ValueError(f"{source} is no run of a detector, which alone has detections")
+        raise ValueError(f"{source} is not a run of a detector, which alone has detections")
     where = pick_device(device)
     if is_run(source) or "/" in str(source):
         loaded = load_model(source, weights=weights, pretrained=pretrained, device=where)
@@ -83,7 +83,7 @@ def evaluate(
         raise ValueError(f"{source} is a model, not a run: say on which data with --data NAME")
     else:
         dataset = open_dataset(data, data_dir, "test")
-        # Fresh weights tell as many classes apart as there are; others keep their own.
+        # Fresh weights have as many classes as there are; others keep their own.
         classes = None if pretrained or weights else len(dataset.classes)
         loaded = load_model(source, weights=weights, pretrained=pretrained, num_classes=classes, device=where)
     if limit is not None:
@@ -124,7 +124,7 @@ def confusions(confusion: Tensor, names: list[str]) -> list[Confused]:
 
 
 def print_evaluation(found: Evaluation, *, worst: int = 10, as_json: bool = False) -> None:
-    """The figures in a line, and a table of the classes that are confused most."""
+    """The figures in one line, and a table of the classes that are confused most."""
     if as_json:
         shown = asdict(found) | {"classes": [asdict(one) for one in found.classes[:worst]]}
         print(json.dumps(shown, indent=2))
@@ -171,9 +171,7 @@ def _check_classes(loaded: TrainedModel, dataset: Dataset) -> None:
         )
     outputs = loaded.model.num_classes
     if outputs != len(dataset.classes):
-        raise ValueError(
-            f"{loaded.source} tells {outputs:,} classes apart, {dataset.name} has {len(dataset.classes):,}"
-        )
+        raise ValueError(f"{loaded.source} has {outputs:,} classes, {dataset.name} has {len(dataset.classes):,}")
 
 
 def _evaluate_detector(

@@ -48,7 +48,7 @@ def evaluate_run(
     detections.json in the run folder, for `score_run`.
     """
     if loaded.task != "detect" or loaded.recipe is None:
-        raise ValueError(f"{loaded.source} is no run of a detector")
+        raise ValueError(f"{loaded.source} is not a run of a detector")
     recipe, dataset = _test_images(loaded.recipe, loaded.classes, loaded.source, data, data_dir, limit)
     world = World(next(loaded.model.parameters()).device)
     loader = loader_of(recipe, dataset, batch or recipe.batch, world, loaded.size)

@@ -44,7 +44,7 @@ def predict(
     batch: int = 32,
     device: str | None = None,
 ) -> Iterator[Prediction]:
-    """A prediction an image, in order; those that cannot be read have an `error`. Paths are looked at before all.
+    """One prediction per image, in order; those that cannot be read have an `error`. Paths are looked at before all.
 
     Weights whose output is not finite are a ValueError, at the first image.
     """

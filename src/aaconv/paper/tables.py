@@ -1,9 +1,9 @@
 """The paper's tables beside ours, cell by cell: `aaconv table N`.
 
 Parameters, FLOPs and map memory are counted on the built models. Accuracies come from `results/DATASET/*.json`, one
-file a run (see `results.py`), and are means over the seeds; all runs on a table's data stand below it, each experiment
-with its command, and those on other data behind the last table. Latencies come from `benchmarks/table2.json`, a list of
-"model", "infer_ms", "train_ms" and "options".
+file per run (see `results.py`), and are means over the seeds; all runs on a table's data stand below it, each
+experiment with its command, and those on other data behind the last table. Latencies come from
+`benchmarks/table2.json`, a list of "model", "infer_ms", "train_ms" and "options".
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _marks(encoding: str) -> dict[bool, str]:
 
 
 def _render(of_table: list[Cell], marks: dict[bool, str]) -> tuple[Table, list[str]]:
-    """A row a row of the paper; our value in full beside the printed one, with a mark and the number of its note."""
+    """One row per row of the paper; our value in full beside the printed one, with a mark and its note's number."""
     columns = list(dict.fromkeys(cell.column for cell in of_table))
     with_ours = {cell.column for cell in of_table if cell.ours is not None or cell.column in COUNTED}
     table = new_table("")
@@ -127,7 +127,7 @@ def _as_json(number: int | None, one: Experiment) -> dict[str, object]:
 
 
 def _print_runs(output: Console, title: str, ours: list[Experiment]) -> None:
-    """Our runs on some data: a line an experiment, and what trains it."""
+    """Our runs on some data: one line per experiment, and what trains it."""
     columns = [column for column in ACCURACY if any(one.values(metric_name(column)) for one in ours)]
     in_the_paper = [column for column in columns if any(_of_the_paper(one, column) for one in ours)]
     numbers = ("n", "epochs", "s / epoch")

@@ -15,7 +15,7 @@ from .recipe import Evidence, Model, Recipe
 _RECIPES: dict[str, Recipe] = {}
 
 ON_A_GPU: dict[str, Any] = {"precision": "bf16", "compile": "default"}
-"""How we compute what the paper does not say; on a processor the command line takes neither."""
+"""How we compute what the paper does not say; on a CPU the command line takes neither."""
 
 
 def register(*recipes: Recipe) -> None:
@@ -121,7 +121,7 @@ MNASNET_EPOCHS, MNASNET_DECAY, MNASNET_DECAY_EPOCHS = 350, 0.97, 2.4
 
 
 def mnasnet(model: str) -> dict[str, Any]:
-    """350 epochs of RMSProp with an exponential decay; with attention half the rate, and the same final one.
+    """350 epochs of RMSProp with an exponential decay; with attention half the learning rate, and the same final one.
 
     The rest is the setup of the MnasNet paper it points to (0 to 0.016 B/256 in 5 epochs, times 0.97 every 2.4, decay
     and momentum 0.9, dropout 0.2, weight decay 1e-5) and the convention of its successors (epsilon 1e-3, smoothing 0.1,
@@ -149,7 +149,7 @@ def mnasnet(model: str) -> dict[str, Any]:
 
 
 def _of_the_paper() -> Iterator[Recipe]:
-    """A recipe a row of tables 1 to 4, 6 and 7 that no earlier one has; a table's own rows first (3 before 2)."""
+    """One recipe per row of tables 1 to 4, 6 and 7 that no earlier one has; a table's own rows first (3 before 2)."""
     seen = set()
     for number in (1, 3, 2, 6, 7, 4):
         for row in TABLES[number].rows:
@@ -253,7 +253,7 @@ DEMO_KINDS = {"plain": "convolutions only", "se": "with Squeeze-and-Excitation",
 
 
 def _demo() -> Iterator[Recipe]:
-    """A small network on `shapes`, on a processor, in a minute: what `aaconv demo` trains, all three alike."""
+    """A small network on `shapes`, on a CPU, in a minute: what `aaconv demo` trains, all three alike."""
     for kind, title in DEMO_KINDS.items():
         yield Recipe(
             name=f"demo-{kind}",

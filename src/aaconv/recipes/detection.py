@@ -1,8 +1,8 @@
 """Recipes for detection: the paper's experiments on COCO (tables 5 and 8), a small subset of it, and a demonstration.
 
 The paper trains from scratch for 150 epochs and refers to the focal loss and DropBlock papers for the rest: SGD with
-momentum 0.9, batches of 64, a rate of 0.08 that falls to a tenth after 120 and 140 epochs, weight decay 1e-4, images of
-640 pixels with a scale jitter of 0.8 to 1.2 and flips. Warm-up and clipping of gradients are ours.
+momentum 0.9, batches of 64, a learning rate of 0.08 that decays to a tenth after 120 and 140 epochs, weight decay 1e-4,
+images of 640 pixels with a scale jitter of 0.8 to 1.2 and flips. Warm-up and clipping of gradients are ours.
 """
 
 import re
@@ -63,7 +63,7 @@ def _small(kind: str) -> Recipe:
 
 DEMO = Recipe(
     name="detection-demo",
-    summary="a small attention augmented RetinaNet on drawn shapes, on a processor in minutes",
+    summary="a small attention augmented RetinaNet on drawn shapes, on a CPU in minutes",
     task="detect",
     model=Model("aa_retinanet_resnet18", {"anchor_scale": 1.5, "channels": 64, "head_depth": 2}),
     data="shapes",

@@ -20,7 +20,7 @@ def override(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
     """The recipe with other values; "model" is a name here, "model_options" are added to those it has.
 
     Another network starts without options. The paper's cell is kept as long as network and data are; the backend of the
-    attention is no part of either.
+    attention is part of neither.
     """
     changes = dict(changes)
     model, options = changes.pop("model", None), changes.pop("model_options", {})
@@ -63,7 +63,7 @@ def check_model(recipe: Recipe) -> None:
 def for_machine(recipe: Recipe, given: Iterable[str], *, gpu: bool, cores: int) -> Recipe:
     """The recipe as this machine does it best, but for the fields that were given.
 
-    What a GPU does in bf16 and compiled, a processor does better in float32 and directly; and more workers than cores
+    What a GPU does in bf16 and compiled, a CPU does better in float32 and directly; and more workers than cores
     only wait for each other.
     """
     better: dict[str, Any] = {} if gpu else {"precision": "float32", "compile": "off"}

@@ -37,14 +37,14 @@ class Recipe:
     name: str
     """What the recipe is called, and the run's folder after it."""
     summary: str
-    """What it is, in a line."""
+    """What it is, in one line."""
     model: Model
     data: str
     """shapes, cifar10, cifar100, imagenet, folder/PATH, wds/PATH or hfds/NAME; coco/PATH to detect."""
     epochs: int
     """Passes over the training images."""
     batch: int
-    """Images a step, on all processes and accumulated parts together."""
+    """Images per step, over all processes and gradient accumulation steps."""
 
     task: Literal["classify", "detect"] = "classify"
     evidence: Evidence | None = None
@@ -58,14 +58,14 @@ class Recipe:
     max_unreadable: int = 100
     """Broken images that are skipped before the run stops."""
     train_limit: int | None = None
-    """Train on the first so many images only, drawn by the seed 0 where the set is ordered."""
+    """Train on N images only, chosen at random, the same for every seed; of shapes the first N."""
     eval_limit: int | None = None
-    """Evaluate on so many images only."""
+    """Evaluate on N images only, chosen likewise."""
     holdout: int = 0
-    """Evaluate on so many images taken out of the training set, never on the test set: to settle hyperparameters."""
+    """Evaluate on N images held out of the training set, never on the test set: to tune hyperparameters."""
 
     optimizer: str = "momentum"
-    """timm's name of it; "momentum" is SGD with momentum as in the paper, "sgd" has Nesterov's."""
+    """By timm's name; "momentum" is SGD with momentum as in the paper, "sgd" has Nesterov's."""
     lr: float | None = None
     """The peak learning rate; None: lr_base * batch / lr_base_size, the paper's rule."""
     lr_base: float = 0.2
@@ -73,40 +73,40 @@ class Recipe:
     lr_base_size: int = 256
     momentum: float = 0.9
     eps: float | None = None
-    """What the optimiser adds to a denominator, where it has one; None: its own default."""
+    """Epsilon of the optimiser, where it has one; None: its own default."""
     weight_decay: float = 0.0
     no_decay: tuple[str, ...] = ()
-    """Weights that do not decay, by name, * standing for anything: *.rel_? are the relative tables, *.qkv.weight makes
+    """Parameters excluded from weight decay, by wildcard: *.rel_? are the relative tables, *.qkv.weight projects to
     queries, keys and values."""
     clip_grad: float | None = None
-    """The largest norm of the gradient."""
+    """Max gradient norm (clipping)."""
     accumulate: int = 1
-    """Parts of a batch that are computed one after the other."""
+    """Gradient accumulation steps per batch."""
 
     schedule: Literal["cosine", "step", "exponential", "constant"] = "cosine"
     warmup: float = 0.05
-    """Part of the epochs in which the rate rises linearly from 0."""
+    """Part of the epochs in which the learning rate rises linearly from 0."""
     decay_epochs: tuple[float, ...] = ()
-    """For "step": where the rate is multiplied by decay_rate. For "exponential": the epochs between two decays."""
+    """For "step": the epochs of learning-rate decay. For "exponential": the epochs between two decays."""
     decay_rate: float = 0.1
-    """What the rate is multiplied by at each decay."""
+    """Factor of the learning rate at each decay."""
     min_lr: float = 0.0
-    """Where the cosine ends."""
+    """Learning rate at the end of the cosine."""
 
     label_smoothing: float = 0.0
     ema: float | None = None
-    """Decay of the moving average of the weights, which is then what is evaluated, too."""
+    """Decay of the moving average of the weights (EMA), which is then what is evaluated."""
 
     precision: Literal["float32", "bf16", "fp16"] = "float32"
-    """Numbers of the forward and backward pass; the weights stay float32."""
+    """Autocast dtype (mixed precision); the weights stay float32."""
     channels_last: bool = True
-    """Channels beside each other in memory: what convolutions are fast with."""
+    """channels_last memory format, which convolutions are fast with."""
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = "off"
-    """How torch.compile prepares the training step."""
+    """Mode of torch.compile for the training step."""
     sync_batch_norm: bool = False
-    """Statistics over all processes, not each one's own."""
+    """Batch norm statistics over all processes, not per process."""
     deterministic: bool = False
-    """Only algorithms that give the same bits every time; on the processor they do so anyway."""
+    """Deterministic algorithms only: the same bits every time, as on a CPU anyway."""
     seed: int = 0
     """Weights, order and augmentation follow from it."""
 

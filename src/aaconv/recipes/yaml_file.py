@@ -44,7 +44,7 @@ def load(path: str | Path) -> Recipe:
     except IsADirectoryError:
         raise IsADirectoryError(f"{path} is a folder, not a recipe; that of a run is in RUN/recipe.yaml") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is not YAML: it is no text") from None
+        raise ValueError(f"{path} is not YAML: it is not text") from None
     return from_yaml(text, str(path))
 
 

@@ -253,7 +253,7 @@ def _zoom(axes: Axes, curves: list[LearningCurve], column: str) -> None:
 
 def _spread(axes: Axes, values: list[float], height: float) -> list[float]:
     """How many points each of some sorted values has to be moved up so that text beside them can be read, in a panel
-    that is so many points high."""
+    of `height` points."""
     low, high = axes.get_ylim()
     points = [(value - low) * height / (high - low) for value in values]
     # Blocks of texts with no room between them, each around the middle of its values; those that meet become one.
@@ -275,7 +275,7 @@ def _edge(block: list[float], side: int) -> float:
 
 
 def _end_values(axes: Axes, curves: list[LearningCurve], column: str, height: float) -> None:
-    """The last value of each curve beside its end, in a panel that is so many points high."""
+    """The last value of each curve beside its end, in a panel of `height` points."""
     found = [(curve, *curve.points(column)) for curve in curves]
     ends = [(y[-1], x[-1], curve) for curve, x, y in found if y and isfinite(y[-1])]
     ends.sort(key=lambda end: end[:2])

@@ -118,7 +118,7 @@ def _load_named(
     except TypeError as error:
         raise ValueError(f"{name} cannot be built with {options}: {error}") from None
     except SafetensorError as error:
-        raise ValueError(f"the weights of {name} are damaged: {error}; install or download them anew") from None
+        raise ValueError(f"the weights of {name} are damaged: {error}; reinstall or download them again") from None
     except RuntimeError as error:
         raise ValueError(_why_not_built(name, options, str(error))) from None
     if weights is not None:
@@ -143,14 +143,14 @@ def _load_named(
 
 
 def _why_not_built(name: str, options: dict[str, Any], reason: str) -> str:
-    """In a line, without what torch says about every single tensor."""
+    """In one line, without what torch says about every single tensor."""
     first, *more = reason.splitlines() or [""]
     if not more or "state_dict" not in first:
         return f"{name} cannot be built: {first}"
     known = None if ":" in name else timm.get_pretrained_cfg(name)
     file = known.file if known and known.file else f"the file of weights of {name}"
     tensor = more[0].strip().partition(', "')[0].rstrip(".")  # of a list of names the first
-    way_out = f"leave out {', '.join(options)}" if options else "install the package or export the weights anew"
+    way_out = f"leave out {', '.join(options)}" if options else "reinstall the package or export the weights again"
     return f"{file} does not fit the network {name}: {tensor}; {way_out}"
 
 

@@ -1,11 +1,11 @@
-"""What a training run leaves behind, and everything that is read from it again: one folder a run.
+"""What a training run leaves behind, and everything that is read from it again: one folder per run.
 
 recipe.yaml        what was to be done
 environment.json   versions, device, commit
-metrics.csv        a row an epoch, only what is the same every time; speed.csv: what is not
+metrics.csv        one row per epoch, only what is the same every time; speed.csv: what is not
 config.json        with model.safetensors, the last weights: timm.create_model("local-dir:RUN", pretrained=True)
 model-best.safetensors, model-ema.safetensors
-checkpoints/       to go on from
+checkpoints/       to resume from
 summary.json, curves.png   at the end
 training.lock      while it is trained: the process that does it; training/run_lock.py
 """
@@ -137,9 +137,9 @@ def naming_the_way_out(run: Path) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        both = f"remove {run / SUMMARY} and have it and the tables" if (run / SUMMARY).is_file() else "have it"
-        anew = f"{both} written anew: aaconv train --resume {run}"
-        way_out = anew if (run / CHECKPOINTS).is_dir() else "copy it again from where it was trained"
+        remove = f"remove {run / SUMMARY} and have it and the tables" if (run / SUMMARY).is_file() else "have it"
+        again = f"{remove} rewritten: aaconv train --resume {run}"
+        way_out = again if (run / CHECKPOINTS).is_dir() else "copy it again from where it was trained"
         raise ValueError(f"{error}; {way_out}") from None
 
 

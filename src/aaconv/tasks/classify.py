@@ -1,4 +1,4 @@
-"""Training to tell what an image shows: cross entropy, top-1 and top-5."""
+"""Classification: cross entropy, top-1 and top-5."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Training to find objects: RetinaNet's loss, and mean average precision as COCO measures it."""
+"""Detection: RetinaNet's loss, and mean average precision as COCO measures it."""
 
 import logging
 from collections.abc import Iterable, Iterator

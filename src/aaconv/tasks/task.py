@@ -69,7 +69,7 @@ class Task(ABC):
 
     @abstractmethod
     def loaders(self, batch: int, world: World) -> tuple[Loader, Loader]:
-        """Training and evaluation, `batch` images a step and process; both for this process's part of the images."""
+        """Training and evaluation, `batch` images per step and process; both for this process's part of the images."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:

@@ -93,7 +93,7 @@ def load(path: Path) -> Checkpoint:
 
 
 def load_newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole; each damaged one is told of in a line. None: there has been none yet."""
+    """The newest checkpoint that is whole; each damaged one is reported in one line. None: there has been none yet."""
     _restore(folder)
     _tidy(folder)
     found = paths(folder)

@@ -39,17 +39,17 @@ def free_folder(recipe: Recipe, runs: Path = RUNS) -> Path:
 
 
 def check_unchanged(changes: dict[str, Any], others: dict[str, Any]) -> None:
-    """A run goes on as it began: a ValueError names what was given beside --resume."""
+    """A run is resumed as it began: a ValueError names what was given beside --resume."""
     fields = ["--" + {"model_options": "model.OPTION"}.get(name, name.replace("_", "-")) for name in changes]
     extra = [name for name, value in others.items() if value] + fields
     if extra:
-        raise ValueError(f"--resume goes on with the run as it is: leave out {', '.join(extra)}")
+        raise ValueError(f"--resume continues the run as it is: leave out {', '.join(extra)}")
 
 
 def start(
     run: Path, recipe: Recipe | None, *, device: str | None = None, tensorboard: bool = False, record: bool = False
 ) -> dict[str, Any]:
-    """Train `recipe` into the folder `run`, or go on with it where there is no recipe; prints what came out."""
+    """Train `recipe` into the folder `run`, or resume it where there is no recipe; prints what came out."""
     from ..runs.record import record_result
     from . import trainer
 
@@ -71,7 +71,7 @@ def start(
 
 
 def conclusion(summary: dict[str, Any], run: Path) -> str:
-    """The result in a line, the paper's under it where there is one, and where to go from here."""
+    """The result in one line, the paper's under it where there is one, and where to go from here."""
     from ..runs import run_folder
 
     results = [f"{metric_title(name)} {value:.2f} %" for name, value in telling(summary).items()]

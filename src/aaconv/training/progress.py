@@ -37,7 +37,7 @@ PERCENT = ("train_top1", *TITLES)
 
 
 class Follower(Protocol):
-    """Something that is told how a run goes on."""
+    """Something that follows how a run goes."""
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """`step` is counted from the beginning of the run."""
@@ -93,7 +93,7 @@ class TensorBoard:
 
 
 class Display:
-    """The live display of one run. `first` is the (epoch, step) that training goes on from; both count from 0."""
+    """The live display of one run. `first` is the (epoch, step) that training starts at; both count from 0."""
 
     def __init__(
         self, recipe: Recipe, steps_per_epoch: int, first: tuple[int, int] = (0, 0), *, console: Console | None = None

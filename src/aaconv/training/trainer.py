@@ -1,4 +1,4 @@
-"""Training: one loop for every task and recipe, into a run folder that can be gone on with at any step."""
+"""Training: one loop for every task and recipe, into a run folder that can be resumed at any step."""
 
 import math
 import os
@@ -43,7 +43,7 @@ class NotFinite(ValueError):
 
 
 class Stopped(SystemExit):
-    """A signal ended the run, which is saved: `line` says how to go on, the exit code is the shell's for the signal."""
+    """A signal ended the run, which is saved: `line` says how to resume, the exit code is the shell's."""
 
     def __init__(self, signal_number: int, line: str) -> None:
         super().__init__(128 + signal_number)
@@ -54,7 +54,7 @@ def train(recipe: Recipe, run: str | Path, *, device: str | None = None) -> dict
     """Train a recipe into the folder `run`, which must not hold a run yet, and return its summary.
 
     Ctrl-C and SIGTERM save a checkpoint and raise `Stopped`; a loss that is not finite raises `NotFinite`. Processes
-    that torchrun has restarted go on with the run by themselves.
+    that torchrun has restarted resume the run by themselves.
     """
     run = Path(run)
     with joined(device) as world, RunLock(run) as lock:
@@ -67,7 +67,7 @@ def train(recipe: Recipe, run: str | Path, *, device: str | None = None) -> dict
 
 
 def resume(run: str | Path, *, device: str | None = None) -> dict[str, Any]:
-    """Go on with a run at its newest whole checkpoint, and return its summary."""
+    """Resume a run at its newest whole checkpoint, and return its summary."""
     run = Path(run)
     with joined(device) as world, RunLock(run) as lock:
         recipe = world.on_main(lambda: _recipe_of(run))
@@ -149,7 +149,7 @@ class Trainer:
         return self.epoch * self.steps_per_epoch + self.step
 
     def train(self) -> dict[str, Any]:
-        """Go on to the end; the summary is returned."""
+        """Train to the end; the summary is returned."""
         if self.world.is_main:
             self.display = Display(self.recipe, self.steps_per_epoch, (self.epoch, self.step))
         with self.interrupts, self.display:
@@ -287,7 +287,7 @@ class Trainer:
 
     def _stop(self, signal_number: int) -> None:
         path = self._save()
-        line = f"stopped at step {self.steps}, saved {path}; go on with: aaconv train --resume {self.run}"
+        line = f"stopped at step {self.steps}, saved {path}; resume with: aaconv train --resume {self.run}"
         raise Stopped(signal_number, line)
 
     def _save(self) -> Path:
@@ -352,7 +352,7 @@ class _Interrupted(Exception):
 
 
 def _peak_memory(device: torch.device, *, graphs: bool) -> int:
-    """Bytes: of torch's allocator on a GPU, of the whole process on a processor."""
+    """Bytes: of torch's allocator on a GPU, of the whole process on a CPU."""
     if device.type != "cuda":
         return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # What CUDA graphs hold is not counted as allocated, only as reserved.

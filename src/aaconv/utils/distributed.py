@@ -1,7 +1,7 @@
 """Many processes as one: `torchrun --nproc-per-node N -m aaconv train ...` starts them, `World` is what they share.
 
-Tensors of the network travel by nccl on GPUs and gloo on processors. What the processes tell each other besides, a stop
-or the state that a run goes on from, travels by gloo in a group of its own: no GPU has to wait for it.
+Tensors of the network travel by nccl on GPUs and gloo on CPUs. What the processes tell each other besides, a stop
+or the state that a run resumes from, travels by gloo in a group of its own: no GPU has to wait for it.
 """
 
 import os
@@ -75,7 +75,7 @@ class World:
         return things[0]
 
     def on_main(self, function: Callable[[], Shared]) -> Shared:
-        """Call it in the first process alone and give all what it gives; its error ends all, and one of them tells."""
+        """Call it in the main process alone and give all what it gives; its error ends all, and one reports it."""
         outcome = None
         if self.is_main:
             try:
@@ -109,7 +109,7 @@ class World:
         if not sync_batch_norm or self.size == 1:
             return model
         if self.device.type != "cuda":
-            raise ValueError("sync_batch_norm needs GPUs: torch has no synchronised batch norm for processors")
+            raise ValueError("sync_batch_norm needs GPUs: torch has no synchronised batch norm for CPUs")
         return convert_sync_batchnorm(model)
 
     def gradients(self, net: nn.Module, *, travel: bool) -> AbstractContextManager:

@@ -25,14 +25,14 @@ def environment(device: torch.device) -> dict[str, Any]:
     """What the figures depend on."""
     found: dict[str, Any] = {"aaconv": __version__, "commit": _commit(), "python": platform.python_version()}
     found |= {package: version_of(package) for package in ("torch", "triton", "timm")}
-    found["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    found["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else _cpu()
     found["cuda"] = torch.version.cuda if device.type == "cuda" else None
     found["threads"] = torch.get_num_threads()
     found["date"] = datetime.now(UTC).isoformat(timespec="seconds")
     return found
 
 
-def _processor() -> str:
+def _cpu() -> str:
     try:
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
