@@ -4,7 +4,6 @@ Annotations are checked when they are opened: what contradicts itself is a Value
 that cannot be used are left out, counted and logged in one line.
 """
 
-import json
 import logging
 import math
 from collections import Counter
@@ -18,6 +17,7 @@ import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 
+from ..utils.json_file import read_json
 from .datasets import SPLITS, ArrayDataset, default_data_dir, open_dataset
 from .images import UnreadableImage, read_stored
 
@@ -177,10 +177,7 @@ def _open_coco(root: Path, split: str) -> DetectionDataset:
 def read_annotations(file: str | Path, folder: str | Path) -> DetectionDataset:
     """The images of a COCO annotation file, which lie in `folder`."""
     file = Path(file)
-    try:
-        content = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from None
+    content = read_json(file)
     lists = {name: content.get(name) if isinstance(content, dict) else None for name in _FIELDS}
     for name, entries in lists.items():
         if not isinstance(entries, list):

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ..data.coco import DetectionDataset
 from ..utils.files import replacing
+from ..utils.json_file import read_json
 from .postprocess import Detections
 
 Result = dict[str, Any]
@@ -50,10 +51,7 @@ def write_results(path: str | Path, results: list[Result]) -> None:
 def read_results(path: str | Path, dataset: DetectionDataset) -> list[Result]:
     """What `write_results`, or any other detector, has written about the images of a data set."""
     path = Path(path)
-    try:
-        results = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+    results = read_json(path)
     if not isinstance(results, list):
         raise ValueError(f"{path} is not in COCO's result format: it must be a list of detections")
     known = {dataset.image_ids[dataset.place(index)] for index in range(len(dataset))}

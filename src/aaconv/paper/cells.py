@@ -16,6 +16,7 @@ from ..recipes import diff
 from ..recipes.paper import ACCURACY, LATENCY, TABLES, PaperTable, Row
 from ..runs import results
 from ..runs.results import Experiment
+from ..utils.json_file import read_json
 from ..utils.metrics import metric_name
 
 UNITS = {"k": 10**3, "M": 10**6, "G": 10**9, "KB": 2**10, "MB": 2**20, "": 1}
@@ -209,7 +210,7 @@ def on_other_data(ours: list[Experiment]) -> dict[str, list[Experiment]]:
 def _latencies() -> dict[tuple, dict[str, float]]:
     """(model, options) -> column -> percent over ResNet-50."""
     path = Path("benchmarks/table2.json")
-    records = results.read_json(path) if path.exists() else []
+    records = read_json(path) if path.exists() else []
     try:
         measured = {
             (record["model"], _key(record.get("options", {}))): {name: record[name] for name in LATENCY.values()}

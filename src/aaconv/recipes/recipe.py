@@ -118,6 +118,9 @@ class Recipe:
     """Checkpoints kept, the newest ones."""
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+                raise ValueError(f"{name} must fit 64 bits, got a number of {value.bit_length()}")
         for names, fits, expected in _LIMITS:
             for name in names.split():
                 value = getattr(self, name)

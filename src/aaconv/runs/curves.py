@@ -27,6 +27,7 @@ from ..recipes import diff
 from ..recipes.recipe import Recipe
 from ..utils import figures
 from ..utils.figures import BLUE, GREY, INK, RED, STYLE
+from ..utils.json_file import read_json
 from ..utils.metrics import metric_title
 from . import results
 from .run_folder import RECIPE, check_epochs, check_run, read_epochs, read_rows
@@ -139,7 +140,7 @@ def _of_run(run: Path) -> tuple[Recipe, Rows]:
 
 
 def _of_record(path: Path) -> tuple[Recipe, Rows]:
-    record, metrics = results.as_record(results.read_json(path), path), path.with_suffix(".csv")
+    record, metrics = results.as_record(read_json(path), path), path.with_suffix(".csv")
     try:
         rows = read_rows(metrics)
         check_epochs(rows, metrics, record, path.name)

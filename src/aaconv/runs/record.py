@@ -9,6 +9,7 @@ from typing import Any
 from .. import recipes
 from ..recipes import diff
 from ..recipes.recipe import Recipe
+from ..utils.json_file import read_json
 from . import results
 from .run_folder import (
     RECIPE,
@@ -41,7 +42,7 @@ def record_result(run: str | Path, folder: str | Path = results.RESULTS) -> Path
     path = Path(folder) / record["dataset"] / _file_name(record, recipe)
     try:
         # As texts: of a run that diverged, a NaN is the same NaN.
-        if path.exists() and json.dumps(results.read_json(path), sort_keys=True) != json.dumps(record, sort_keys=True):
+        if path.exists() and json.dumps(read_json(path), sort_keys=True) != json.dumps(record, sort_keys=True):
             raise ValueError(f"{path} is there already, of another run; move it away first")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_rows(path.with_suffix(".csv"), rows, list(rows[0]))

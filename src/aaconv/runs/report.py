@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -19,7 +18,7 @@ from ..utils.terminal import readable_bytes
 from . import curves
 from .load import TrainedModel, load_model
 from .metrics import metric_rows
-from .run_folder import ENVIRONMENT, RECIPE, check_run, naming_the_way_out, read_epochs, read_speed
+from .run_folder import ENVIRONMENT, RECIPE, check_run, naming_the_way_out, read_environment, read_epochs, read_speed
 
 DASH = "\N{EN DASH}"
 
@@ -56,11 +55,7 @@ def write_report(runs: Sequence[str | Path], path: str | Path, *, explorer: str 
 def _read(path: Path, name: str) -> Run:
     check_run(path)
     loaded = load_model(path)
-    environment = path / ENVIRONMENT
-    try:
-        known = json.loads(environment.read_text()) if environment.is_file() else {}
-    except ValueError as error:
-        raise ValueError(f"{environment} is not JSON: {error}") from None
+    known = read_environment(path) if (path / ENVIRONMENT).is_file() else {}
     metrics = read_epochs(path)
     if not metrics:
         raise ValueError(f"{path} has no finished epoch yet: there is nothing to report")

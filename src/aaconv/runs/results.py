@@ -17,6 +17,7 @@ from typing import Any, get_type_hints
 from .. import recipes
 from ..recipes.diff import changes_of, options_of, usual
 from ..recipes.yaml_file import fit
+from ..utils.json_file import read_json
 from ..utils.metrics import TITLES
 
 RESULTS = "results"
@@ -138,13 +139,6 @@ def _is_a(kind: Any, value: Any) -> bool:
     """Is it of the kind? No bool is a number here, and NaN and infinity are none."""
     finite = not isinstance(value, float) or math.isfinite(value)
     return isinstance(value, kind) and not isinstance(value, bool) and finite
-
-
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
 
 
 def experiments(records: Iterable[Record]) -> list[Experiment]:

@@ -27,6 +27,7 @@ from ..recipes.recipe import Recipe
 from ..tasks.task import DataInfo
 from ..utils.environment import environment, version_of
 from ..utils.files import naming_unwritable, replacing
+from ..utils.json_file import read_json
 from ..utils.weights import Tensors, encode, write_file
 
 RECIPE, ENVIRONMENT, METRICS, SPEED = "recipe.yaml", "environment.json", "metrics.csv", "speed.csv"
@@ -213,10 +214,7 @@ def summary_of(
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+    found = read_json(path)
     if not isinstance(found, dict):
         raise ValueError(f"{path} is not what a run writes")
     return found
@@ -243,4 +241,8 @@ def read_rows(path: Path) -> list[Row]:
 def _number(text: str | None) -> int | float | None:
     if not text:
         return None
-    return int(text) if re.fullmatch(r"-?\d+", text) else float(text)
+    if not re.fullmatch(r"-?\d+", text):
+        return float(text)
+    if not -(2**63) <= int(text) < 2**63:
+        raise ValueError(f"{text[:20]}... does not fit 64 bits")
+    return int(text)
