@@ -97,8 +97,9 @@ def test_weights_without_a_run_are_evaluated_in_full_float32():
 
 
 def test_confusions_name_the_worst_first():
-    confusion = torch.tensor([[3, 1, 0], [4, 1, 5], [0, 0, 0]])
-    assert confusions(confusion, ["a", "b", "c"]) == [
+    times = {(0, 0): 3, (0, 1): 1, (1, 0): 4, (1, 1): 1, (1, 2): 5}
+    guesses = torch.tensor([pair for pair, number in times.items() for _ in range(number)])
+    assert confusions(guesses, ["a", "b", "c"]) == [
         Confused("b", 10, 10.0, {"c": 5, "a": 4}),
         Confused("a", 4, 75.0, {"b": 1}),
     ]

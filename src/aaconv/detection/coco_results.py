@@ -17,6 +17,7 @@ from torch import Tensor
 from ..data.coco import DetectionDataset
 from ..utils.files import replacing
 from ..utils.json_file import read_json
+from ..utils.numbers import is_number, is_whole
 from .postprocess import Detections
 
 Result = dict[str, Any]
@@ -56,7 +57,7 @@ def read_results(path: str | Path, dataset: DetectionDataset) -> list[Result]:
         raise ValueError(f"{path} is not in COCO's result format: it must be a list of detections")
     known = {dataset.image_ids[dataset.place(index)] for index in range(len(dataset))}
     for result in results:
-        if not isinstance(result, dict) or not _is_result(result):
+        if not _is_result(result):
             raise ValueError(f"{path} is not in COCO's result format: {str(result)[:80]}")
         if result["image_id"] not in known:
             raise ValueError(f"{path} is about image {result['image_id']}, which {dataset.name} does not have")
@@ -65,10 +66,11 @@ def read_results(path: str | Path, dataset: DetectionDataset) -> list[Result]:
     return results
 
 
-def _is_result(result: dict) -> bool:
-    box, score = result.get("bbox"), result.get("score")
-    numbers = [*(box if isinstance(box, list) else ()), score]
-    return len(numbers) == 5 and all(isinstance(number, int | float) for number in numbers) and "image_id" in result
+def _is_result(result: Any) -> bool:
+    if not isinstance(result, dict) or not all(is_whole(result.get(name)) for name in ("image_id", "category_id")):
+        return False
+    box = result.get("bbox")
+    return isinstance(box, list) and len(box) == 4 and all(map(is_number, [*box, result.get("score")]))
 
 
 def scorer() -> str | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -108,18 +109,19 @@ def evaluate_model(
     names = [class_title(name) for name in loaded.classes or dataset.classes]
     number, metrics = int(counts.sums[0]), counts.metrics()
     check_finite(loaded, dataset.name, metrics)
-    return Evaluation(loaded.source, dataset.name, number, metrics, confusions(counts.confusion, names))
+    return Evaluation(loaded.source, dataset.name, number, metrics, confusions(counts.guesses, names))
 
 
-def confusions(confusion: Tensor, names: list[str]) -> list[Confused]:
-    """int64 [class, guess] -> the classes there are images of, the least recognised first."""
+def confusions(guesses: Tensor, names: list[str]) -> list[Confused]:
+    """int64 [images, 2], label and guess -> the classes there are images of, the least recognised first."""
+    by_label: dict[int, Counter[int]] = defaultdict(Counter)
+    for label, guess in guesses.tolist():
+        by_label[label][guess] += 1
     found = []
-    for label, row in enumerate(confusion.tolist()):
-        images, right = sum(row), row[label]
-        if images:
-            wrong = sorted((-times, guess) for guess, times in enumerate(row) if times and guess != label)
-            taken_for = {names[guess]: -times for times, guess in wrong[:TAKEN_FOR]}
-            found.append(Confused(names[label], images, 100 * right / images, taken_for))
+    for label, row in sorted(by_label.items()):
+        wrong = sorted((-times, guess) for guess, times in row.items() if guess != label)
+        taken_for = {names[guess]: -times for times, guess in wrong[:TAKEN_FOR]}
+        found.append(Confused(names[label], row.total(), 100 * row[label] / row.total(), taken_for))
     return sorted(found, key=lambda one: one.top1)
 
 

@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..utils.numbers import is_whole
+
 
 @dataclass(frozen=True)
 class Model:
@@ -119,7 +121,7 @@ class Recipe:
 
     def __post_init__(self) -> None:
         for name, value in vars(self).items():
-            if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            if isinstance(value, int) and not isinstance(value, bool) and not is_whole(value):
                 raise ValueError(f"{name} must fit 64 bits, got a number of {value.bit_length()}")
         for names, fits, expected in _LIMITS:
             for name in names.split():

@@ -10,6 +10,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import yaml
 
 from ..utils.files import replacing
+from ..utils.numbers import is_whole
 from .recipe import Recipe
 
 LARGEST, MOST_VALUES = 100_000, 10_000
@@ -116,22 +117,15 @@ def fit(value: Any, hint: Any, name: str, where: str) -> Any:
     elif get_origin(hint) is dict:
         fits = isinstance(value, dict) and _is_plain(value)
     elif hint is float:
-        fits = _is_number(value) and not math.isnan(value)
+        fits = is_whole(value) or (isinstance(value, float) and not math.isnan(value))
         value = float(value) if fits else value
     else:
         fits = type(value) is hint
-    if isinstance(value, int) and not _is_number(value) and not isinstance(value, bool):
+    if isinstance(value, int) and not isinstance(value, bool) and not is_whole(value):
         raise ValueError(f"{where}: {name} must fit 64 bits, got a number of {value.bit_length()}")
     if not fits:
         raise ValueError(f"{where}: {name} must be {describe(hint)}, got {_short(value)}")
     return value
-
-
-def _is_number(value: Any) -> bool:
-    """Is it a number that a computer computes with? Python's whole numbers have no end."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return isinstance(value, float) or -(2**63) <= value < 2**63
 
 
 def _is_plain(value: Any) -> bool:
@@ -140,7 +134,7 @@ def _is_plain(value: Any) -> bool:
         return all(isinstance(key, str) and _is_plain(part) for key, part in value.items())
     if isinstance(value, list | tuple):
         return all(map(_is_plain, value))
-    return value is None or isinstance(value, str | bool) or _is_number(value)
+    return value is None or isinstance(value, str | bool | float) or is_whole(value)
 
 
 def describe(hint: Any) -> str:

@@ -28,6 +28,7 @@ from ..tasks.task import DataInfo
 from ..utils.environment import environment, version_of
 from ..utils.files import naming_unwritable, replacing
 from ..utils.json_file import read_json
+from ..utils.numbers import is_whole
 from ..utils.weights import Tensors, encode, write_file
 
 RECIPE, ENVIRONMENT, METRICS, SPEED = "recipe.yaml", "environment.json", "metrics.csv", "speed.csv"
@@ -243,6 +244,6 @@ def _number(text: str | None) -> int | float | None:
         return None
     if not re.fullmatch(r"-?\d+", text):
         return float(text)
-    if not -(2**63) <= int(text) < 2**63:
+    if not is_whole(int(text)):
         raise ValueError(f"{text[:20]}... does not fit 64 bits")
     return int(text)

@@ -83,10 +83,11 @@ class Classify(Task):
 
 @dataclass(frozen=True)
 class ClassificationCounts:
-    """Sums over images: float64 [4] of their number, losses, hits and hits among five; and int64 [class, guess]."""
+    """Sums over the images of all processes: float64 [4] of their number, losses, hits and hits among five; and of this
+    process `guesses` int64 [images, 2], the label of each image and the class it was taken for."""
 
     sums: Tensor
-    confusion: Tensor
+    guesses: Tensor
 
     def metrics(self) -> dict[str, float]:
         """The mean loss; top1 and top5 in percent."""
@@ -101,14 +102,14 @@ def count(model: nn.Module, batches: Iterable[Batch], classes: int) -> Classific
     """Every image of every process once."""
     device = next(model.parameters()).device
     sums = torch.zeros(4, dtype=torch.float64, device=device)
-    confusion = torch.zeros(classes, classes, dtype=torch.int64, device=device)
+    guesses = [torch.empty(0, 2, dtype=torch.int64, device=device)]
     for _, labels, logits in outputs_over(model, batches):
         best = logits.topk(min(5, classes), dim=1).indices
         hits = best == labels[:, None]
         losses = F.cross_entropy(logits, labels, reduction="none").double()
         sums += torch.stack([torch.full_like(losses, 1.0), losses, hits[:, 0].double(), hits.any(1).double()]).sum(1)
-        confusion.view(-1).index_add_(0, labels * classes + best[:, 0], torch.ones_like(labels))
-    return ClassificationCounts(total(sums), total(confusion))
+        guesses.append(torch.stack([labels, best[:, 0]], dim=1))
+    return ClassificationCounts(total(sums), torch.cat(guesses))
 
 
 def _own_size(name: str, info: DataInfo) -> dict[str, int]:
