@@ -35,6 +35,7 @@ from .training.trainer import train
 from .utils import figures
 from .utils.figures import GREY, INK, STYLE
 from .utils.files import naming_unwritable
+from .utils.terminal import new_table
 
 BOUND = 75.0
 """Percent that convolutions with such windows can get right at best."""
@@ -117,10 +118,8 @@ def own_folder(runs: Path, recipe: Recipe) -> Path:
 
 
 def side_by_side(summaries: dict[str, dict[str, Any]]) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 3, 0, 0))
-    table.add_column("network", no_wrap=True)
-    for column in ("parameters", "right", "seconds"):
-        table.add_column(column, justify="right", no_wrap=True)
+    numbers = ("parameters", "right", "seconds")
+    table = new_table("network", *numbers, right=numbers)
     best = max(summary["top1"] for summary in summaries.values())
     for title, summary in summaries.items():
         seconds = summary["seconds_per_epoch"] * summary["epochs"]

@@ -16,7 +16,6 @@ from aaconv.benchmark.measure import (
     compile_apart,
     failures_into,
     peak_memory,
-    pick_device,
     time_interleaved,
 )
 from aaconv.benchmark.output import Results, write_json
@@ -96,15 +95,6 @@ def test_a_failure_becomes_a_reason():
     with failures_into(failures, "c"):
         pass
     assert failures == {"a": "out of memory", "b": "RuntimeError: first line"}
-
-
-@without_gpu
-def test_a_missing_gpu_is_said():
-    with pytest.raises(ValueError, match="bench model needs a GPU"):
-        pick_device(None, needs_gpu="bench model")
-    with pytest.raises(ValueError, match="no CUDA device"):
-        pick_device("cuda")
-    assert pick_device(None) == CPU
 
 
 def test_environment_names_versions():
@@ -246,7 +236,6 @@ def test_model_compares_with_the_first(tmp_path, capsys):
 
 
 @pytest.mark.slow
-@torch._inductor.config.patch(cpp_wrapper=False)  # and back
 def test_kernels_launched_from_cpp(tmp_path, monkeypatch, capsys):
     compiled_with, path = [], tmp_path / "model.json"
     monkeypatch.setattr(

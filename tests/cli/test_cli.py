@@ -169,7 +169,7 @@ def test_a_misspelt_word_suggests_the_nearest(arguments, suggestion, capsys):
         (["plot", "params", "-o", "mistyped/figure.png"], "there is no folder mistyped"),
         (
             ["plot", "params", "-o", "/proc/figure.png"],
-            "/proc/figure.png cannot be written: /proc takes no files; ",
+            "/proc/figure.png cannot be written: /proc is not writable; ",
         ),
         (["bench", "layer", "--json", "mistyped/layer.json"], "there is no folder mistyped"),
         (["bench", "layer", "--json", "/"], "/ is a folder"),

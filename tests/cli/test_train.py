@@ -16,7 +16,7 @@ from aaconv.runs import run_folder
 from aaconv.training import launch, progress
 from support.command_line import error_of, run
 from support.places import SHARED_DATA
-from support.tiny_runs import train_tiny, write_course
+from support.tiny_runs import train_tiny, write_epochs
 
 DATA = SHARED_DATA
 TINY = ("--epochs", "1", "--batch", "16", "--train-limit", "32", "--eval-limit", "32", "--device", "cpu")
@@ -87,14 +87,14 @@ def test_recipes_are_listed_and_shown(capsys, monkeypatch):
         (["train", "demo-plain", "--model.num-heads", "2"], "only the aa_ models have attention"),
         (["train", "demo-plain", "--model", "aa_smal"], "did you mean aa_small"),
         (["train", "--from", "none.yaml"], "none.yaml"),
-        (["train", "--resume", "none"], "there is no run in none"),
+        (["train", "--resume", "none"], "none is not a run folder"),
         (["train", "--resume", "none", "--epochs", "3"], "leave out --epochs"),
         (["train", "demo-aa", "--resume", "none"], "leave out a recipe"),
-        (["train", "demo-aa", "--device", "gpu"], "no device 'gpu'"),
+        (["train", "demo-aa", "--device", "gpu"], "unknown device 'gpu'"),
         (["eval", "plain_small"], "--data NAME"),
-        (["eval", "none/at/all", "--data", "shapes"], "no run folder"),
+        (["eval", "none/at/all", "--data", "shapes"], "is not a run folder"),
         (["predict", "plain_small", "none.png"], "no image or folder none.png"),
-        (["record", "none"], "no run folder"),
+        (["record", "none"], "is not a run folder"),
         (["plot", "parms"], "'params'"),
         (["plot", "params", "flops"], "one figure at a time"),
         (["plot", "runs/none", "flops"], "one figure at a time, and without runs"),
@@ -224,12 +224,12 @@ def test_torchrun_leaves_our_options_alone():
 
 
 def test_the_papers_result_stands_below_ours(tmp_path):
-    folder = write_course(tmp_path / "run", "cifar100-wrn28-10-aa", [70.0], epochs=60)
+    folder = write_epochs(tmp_path / "run", "cifar100-wrn28-10-aa", [70.0], epochs=60)
     summary = {"top1": 70.0, "top5": 90.0, "loss": 1.0, "epochs": 60, "seconds_per_epoch": 75.0, "parameters": 1234}
     text = launch.conclusion(summary, folder)
     assert "top-1 70.00 %, top-5 90.00 %, loss 1.0000" in text
     assert "the paper: top-1 81.6, top-5 95.2 (table 1, AA-Wide-ResNet), with 500 epochs" in text
-    held_out = launch.conclusion(summary, write_course(tmp_path / "held", "cifar100-wrn28-10-aa", [70.0], holdout=5000))
+    held_out = launch.conclusion(summary, write_epochs(tmp_path / "held", "cifar100-wrn28-10-aa", [70.0], holdout=5000))
     assert "loss 1.0000, on 5,000 training images held out" in held_out
     assert "the paper:" not in held_out
 

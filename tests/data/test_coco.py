@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from aaconv.data import UnreadableImage, open_dataset
-from aaconv.data.coco import from_arrays, open_detection, read_image
-from aaconv.data.images import read_photograph
+from aaconv.data.coco import from_arrays, open_detection
+from aaconv.data.images import read_photograph, read_stored
 from support.detection_data import CATEGORIES, annotation, make_coco, write_split
 from support.places import SHARED_DATA
 
@@ -175,7 +175,7 @@ def test_missing_corrupt_and_resized_files_are_named(coco):
     (coco / "train" / "000003.png").write_bytes(whole[: len(whole) // 2])
     rewrite(coco / "annotations" / "instances_train.json", lambda c: c["images"][3].update(width=99))
     dataset = open_detection("coco", coco)
-    for index, told in enumerate(("no such file", "no image", "OSError", "is 61 x 45 pixels.*say 99 x 45")):
+    for index, told in enumerate(("no such file", "not an image", "OSError", "is 61 x 45 pixels.*say 99 x 45")):
         with pytest.raises(UnreadableImage, match=told):
             dataset[index]
 
@@ -215,5 +215,56 @@ def test_photographs_are_turned_upright_and_annotated_images_are_not(tmp_path):
     exif = Image.Exif()
     exif[0x0112] = 6
     Image.new("L", (12, 8)).save(tmp_path / "turned.jpg", exif=exif)
-    assert read_image(tmp_path / "turned.jpg").shape == (3, 8, 12)
+    assert read_stored(tmp_path / "turned.jpg").shape == (3, 8, 12)
     assert read_photograph(tmp_path / "turned.jpg").shape == (3, 12, 8)
+
+
+HUGE = 10**400
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda c: c["images"][0].update(id=HUGE), "the id of an entry of 'images' must be a whole number, got 1000"),
+        (lambda c: c["images"][0].update(id=[1]), r"must be a whole number, got \[1\]"),
+        (lambda c: c["images"][0].update(id=True), "must be a whole number, got True"),
+        (lambda c: c["images"][0].update(height=HUGE), "image 1 must have a height and a width, got 1000"),
+        (lambda c: c["images"][0].update(width={"a": 1}), "image 1 must have a height and a width, got 60 and {'a'"),
+        (lambda c: c["categories"][0].update(id=None), "of 'categories' must be a whole number, got None"),
+    ],
+)
+def test_wrong_types_and_huge_numbers_are_named(coco, change, told):
+    rewrite(coco / "annotations" / "instances_train.json", change)
+    with pytest.raises(ValueError, match=told) as error:
+        open_detection("coco", coco)
+    assert "instances_train.json" in str(error.value)
+    assert len(str(error.value)) < 300
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"image_id": [1]}, "of an unknown image"),
+        ({"image_id": HUGE}, "of an unknown image"),
+        ({"image_id": {"a": 1}}, "of an unknown image"),
+        ({"category_id": [3]}, "without a category"),
+        ({"category_id": "car"}, "of the unknown category car"),
+        ({"bbox": "1234"}, "that are not four numbers"),
+        ({"bbox": {"a": 1}}, "that are not four numbers"),
+        ({"bbox": [1, 1, HUGE, 5]}, "that are not four numbers"),
+        ({"bbox": [1, 1, float("inf"), 5]}, "that are not four numbers"),
+        ({"bbox": [1, 1, None, 5]}, "that are not four numbers"),
+        ({"area": HUGE}, "with an area that is none"),
+        ({"area": [4]}, "with an area that is none"),
+        ({"area": "big"}, "with an area that is none"),
+        ({"area": -4}, "with an area that is none"),
+        ({"area": float("nan")}, "with an area that is none"),
+    ],
+    ids=str,
+)
+def test_wrong_annotations_are_left_out_and_counted(tmp_path, change, told, caplog):
+    good = annotation(1, [1, 1, 5, 5])
+    file = write_split(tmp_path, "train", {1: (40, 30)}, [good, good | change])
+    with caplog.at_level(logging.WARNING):
+        assert open_detection(str(tmp_path)).objects[0].boxes.tolist() == [[1, 1, 6, 6]]
+    assert caplog.messages == [f"{file}: left out boxes {told} (1)"]

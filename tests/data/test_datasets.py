@@ -293,11 +293,42 @@ def test_shards_are_read_in_any_order(tmp_path):
     assert open_dataset(f"wds/{tmp_path}").classes == ("ant", "bee", "cat")
 
 
+@pytest.mark.parametrize("label", [b"100000", b"100000000", b"10000000000000", b"9" * 30, b"9" * 90])
+def test_a_label_of_a_shard_takes_no_memory(tmp_path, label):
+    images = {"a.png": png((1, 2, 3)), "b.png": png((0, 0, 0))}
+    write_shard(tmp_path / "train-0.tar", images | {"a.cls": b"0", "b.cls": label})
+    with pytest.raises(ValueError, match=r"train-0\.tar: the label of b is .*, expected less than 100,000; .*classes"):
+        open_dataset(f"wds/{tmp_path}")
+    (tmp_path / "classes.txt").write_text("ant\nbee\n")
+    with pytest.raises(ValueError, match=r"classes\.txt must name each of .* classes .*, got 2 names"):
+        open_dataset(f"wds/{tmp_path}")
+
+
+@pytest.mark.parametrize("label", [b"", b"x", b"1.5", b"1" * 101, b"-1"])
+def test_a_label_that_is_none(tmp_path, label):
+    write_shard(tmp_path / "train-0.tar", {"a.png": png((1, 2, 3)), "a.cls": label})
+    with pytest.raises(ValueError, match=r"train-0\.tar"):
+        open_dataset(f"wds/{tmp_path}")
+
+
+@pytest.mark.parametrize("size", [2**63 - 1, 8 * 2**30, 100_000])
+@pytest.mark.parametrize("kind", [tarfile.REGTYPE, tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE])
+def test_a_header_that_claims_more_than_there_is(tmp_path, size, kind):
+    write_shard(tmp_path / "train-0.tar", {"a.png": png((1, 2, 3)), "a.cls": b"0"})
+    member = tarfile.TarInfo("b.cls")
+    member.size, member.type = size, kind
+    header = member.tobuf(tarfile.GNU_FORMAT)
+    data = (tmp_path / "train-0.tar").read_bytes()
+    (tmp_path / "train-0.tar").write_bytes(header + data)
+    with pytest.raises(ValueError, match=r"train-0\.tar is not a webdataset shard"):
+        open_dataset(f"wds/{tmp_path}")
+
+
 def test_shards_that_are_none(tmp_path):
     with pytest.raises(FileNotFoundError, match="no shards for the split 'train'"):
         open_dataset(f"wds/{tmp_path}")
     (tmp_path / "train-0.tar").write_bytes(b"no tar" * 200)
-    with pytest.raises(ValueError, match=r"train-0\.tar is no webdataset shard"):
+    with pytest.raises(ValueError, match=r"train-0\.tar is not a webdataset shard"):
         open_dataset(f"wds/{tmp_path}")
 
 
@@ -353,7 +384,7 @@ def test_hugging_face_through_timm(tmp_path, monkeypatch):
     assert (int(dataset[0][0][0, 0, 0]), dataset[0][1]) == (40, 1)
     assert [(name, split) for name, split, _ in calls] == [("some/set", "validation"), ("some/set", "test")]
     assert all(options == {"cache_dir": str(tmp_path), "trust_remote_code": False} for *_, options in calls)
-    with pytest.raises(ValueError, match="'label' is no column of class labels; it has img, fine"):
+    with pytest.raises(ValueError, match="'label' is not a column of class labels; it has img, fine"):
         open_dataset("hfds/some/set", input_key="img")
 
 

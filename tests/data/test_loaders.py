@@ -1,6 +1,9 @@
 """Loaders: what a step holds depends on seed, epoch and step alone, on every device, for any number of processes."""
 
 import logging
+import multiprocessing
+import os
+import signal
 from dataclasses import replace
 
 import pytest
@@ -14,12 +17,13 @@ from aaconv.data import (
     DeviceLoader,
     WorkerLoader,
     cifar_train,
-    inception_eval,
+    eval_transform,
     inception_train,
     make_loader,
     open_dataset,
 )
 from aaconv.data.transforms import fill_colour
+from aaconv.data.workers import naming_killed_workers
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 KINDS = ["device", "worker"]
@@ -251,7 +255,7 @@ def test_too_many_unreadable_images_stop_the_run(tmp_path):
     save_images(tmp_path, 12)
     break_images(tmp_path, [f"{index:03}.png" for index in (0, 2, 5)])
     loader = make_loader(open_dataset(str(tmp_path)), 4, train=False, size=16, workers=0, max_unreadable=2)
-    with pytest.raises(OSError, match=r"3 images cannot be read, the limit is 2; the first is .*000\.png: no image"):
+    with pytest.raises(OSError, match=r"3 images cannot be read, the limit is 2; the first is .*000\.png: not an"):
         list(loader.batches())
 
 
@@ -271,11 +275,11 @@ def test_a_batch_without_a_readable_image(tmp_path):
 
 def test_inception_transforms_give_the_size_asked_for():
     image = torch.randint(256, (3, 50, 80), dtype=torch.uint8)
-    for transform in (inception_train(28), inception_eval(28)):
+    for transform in (inception_train(28), eval_transform(28)):
         assert transform(image).shape == (3, 28, 28)
         assert transform(image).dtype == torch.uint8
     assert not torch.equal(inception_train(28)(image), inception_train(28)(image))
-    assert torch.equal(inception_eval(28)(image), inception_eval(28)(image))
+    assert torch.equal(eval_transform(28)(image), eval_transform(28)(image))
 
 
 def test_evaluation_looks_at_the_middle():
@@ -284,7 +288,7 @@ def test_evaluation_looks_at_the_middle():
     def white(margin):
         image = torch.zeros(3, 64, 128, dtype=torch.uint8)
         image[:, 4 - margin : 60 + margin, 36 - margin : 92 + margin] = 200
-        return inception_eval(42)(image)
+        return eval_transform(42)(image)
 
     assert white(2).eq(200).all(), "what is outside of the middle is not seen"
     assert white(-2)[:, [0, -1]].lt(150).all(), "its edges are"
@@ -317,3 +321,34 @@ def test_normalised_shapes_have_mean_zero_and_deviation_one():
 def test_mistakes_are_named(wrong, message):
     with pytest.raises(ValueError, match=message):
         DeviceLoader(numbered(50), **{"batch_size": 8, "train": True, **wrong})
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_a_worker_is_the_same_line_as_without_workers(tmp_path, workers):
+    save_images(tmp_path, 4)
+    dataset = replace(open_dataset(str(tmp_path)), classes=())
+    loader = make_loader(dataset, 4, train=False, size=16, workers=workers)
+    with pytest.raises(ValueError, match=r"^\S*000\.png has the label 0, expected 0 to -1: is it a labelled split\?$"):
+        list(loader.batches())
+
+
+def test_a_killed_worker_is_one_line_with_the_way_out(tmp_path):
+    save_images(tmp_path, 64)
+    loader = make_loader(open_dataset(str(tmp_path)), 2, train=False, size=16, workers=1)
+
+    before = {child.pid for child in multiprocessing.active_children()}
+
+    def kill_and_go_on():
+        for step, _ in enumerate(loader.batches()):
+            if step == 0:
+                (worker,) = {child.pid for child in multiprocessing.active_children()} - before
+                os.kill(worker, signal.SIGKILL)
+
+    with pytest.raises(ChildProcessError, match=r"^a data worker has died.*\(pid.*\); do this$"):  # noqa: SIM117
+        with naming_killed_workers(lambda: "do this"):
+            kill_and_go_on()
+
+
+def test_other_errors_of_torch_are_not_taken_for_a_killed_worker():
+    with pytest.raises(RuntimeError, match=r"^shapes$"), naming_killed_workers(lambda: "do this"):
+        raise RuntimeError("shapes")

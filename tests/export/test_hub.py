@@ -1,5 +1,6 @@
 """Runs on the hub: timm's own loading gives the same bits back, and the card says what was trained."""
 
+import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -9,14 +10,15 @@ import timm
 import torch
 import yaml
 from safetensors import SafetensorError
-from timm.models import _hub
+from safetensors.torch import load_file, save_file
 
 from aaconv import cli, recipes
 from aaconv.export import hub
+from aaconv.export.model_card import card_text, escape
 from aaconv.recipes.recipe import Evidence
 from aaconv.runs import load
 from aaconv.runs.load import load_model
-from aaconv.runs.run_folder import read_metrics
+from aaconv.runs.run_folder import read_config, read_metrics
 from support.tiny_runs import TINY, train_tiny
 
 
@@ -92,7 +94,7 @@ def test_the_card_keeps_local_folders_private_and_knows_the_paper(run):
         loaded.recipe, data="folder//home/me/secret/birds", data_dir="/home/me", evidence=Evidence(1, "AA-Wide-ResNet"),
         train_limit=None, eval_limit=None,
     )  # fmt: skip
-    text = hub.card_text(replace(loaded, recipe=recipe), "me/birds")
+    text = card_text(replace(loaded, recipe=recipe), "me/birds")
     assert "/home/me" not in text
     assert "| top-1 | " in text
     assert f"{recipes.paper_value(recipe, 'top-1'):.2f} |" in text
@@ -100,7 +102,7 @@ def test_the_card_keeps_local_folders_private_and_knows_the_paper(run):
 
 
 class Api:
-    """The hub's client, as far as timm uses it."""
+    """The hub's client, as far as it is used."""
 
     def __init__(self, **_):
         self.repo_id = "me/tiny"
@@ -109,8 +111,11 @@ class Api:
         Api.created = (repository, private, exist_ok)
         return self
 
-    def file_exists(self, **_):
-        return False
+    has_readme = False
+
+    def file_exists(self, *, repo_id, filename):
+        assert (repo_id, filename) == ("me/tiny", "README.md")
+        return self.has_readme
 
     def upload_folder(self, *, repo_id, folder_path, commit_message, **_):
         Api.uploaded = {path.name: path.read_bytes() for path in Path(folder_path).iterdir()}
@@ -118,7 +123,7 @@ class Api:
 
 
 def test_pushing_uploads_the_same_files(run, saved, monkeypatch, capsys):
-    monkeypatch.setattr(_hub, "HfApi", Api)
+    monkeypatch.setattr(hub, "HfApi", Api)
     assert cli.main(["push", str(run), "me/tiny", "--private"]) == 0
     assert capsys.readouterr().out == f"uploaded {run} to https://example.org/me/tiny\n"
     assert Api.created == ("me/tiny", True, True)
@@ -132,7 +137,7 @@ def test_no_network_is_one_line(run, monkeypatch, capsys):
         def create_repo(self, *_, **__):
             raise ConnectionError("no route to the hub\nand many more lines")
 
-    monkeypatch.setattr(_hub, "HfApi", Offline)
+    monkeypatch.setattr(hub, "HfApi", Offline)
     assert cli.main(["push", str(run), "me/tiny"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
@@ -142,7 +147,7 @@ def test_no_network_is_one_line(run, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (["nothing", "me/tiny"], "nothing is no run folder"),
+        (["nothing", "me/tiny"], "nothing is not a run folder"),
         (["RUN", "tiny"], "must be owner/name"),
         (["RUN"], "either a repository on the hub"),
         (["RUN", "me/tiny", "--to", "x"], "either a repository on the hub"),
@@ -151,7 +156,7 @@ def test_no_network_is_one_line(run, monkeypatch, capsys):
         (["RUN", "--to", "full/file/x"], "full/file is a file, not a folder to write x in"),
         (
             ["RUN", "--to", "/proc/x"],
-            "/proc/x cannot be written: /proc takes no files; choose another place",
+            "/proc/x cannot be written: /proc is not writable; choose another place",
         ),
     ],
 )
@@ -164,3 +169,81 @@ def test_what_is_wrong_is_one_line(arguments, hint, run, tmp_path, monkeypatch, 
     assert error.count("\n") == 1
     assert hint in error
     assert [path.name for path in tmp_path.iterdir()] == ["full"]
+
+
+def test_a_readme_that_the_repository_has_stays(run, monkeypatch):
+    monkeypatch.setattr(hub, "HfApi", Api)
+    monkeypatch.setattr(Api, "has_readme", True)
+    hub.push(run, "me/tiny")
+    assert sorted(Api.uploaded) == ["config.json", "model.safetensors"]
+
+
+def test_all_files_have_the_mode_of_new_files(saved, tmp_path):
+    (tmp_path / "new").touch()
+    modes = {path.stat().st_mode for path in (*saved.iterdir(), tmp_path / "new")}
+    assert len(modes) == 1
+
+
+@pytest.mark.parametrize("text", ["a: b", "- x", "<img src=x onerror=alert(1)>", "[a](javascript:b)", "``` `` `", "#|"])
+def test_names_in_the_card_are_text_and_nothing_else(run, text):
+    loaded = load_model(run)
+    recipe = replace(loaded.recipe, data=f"folder/{text.replace('/', '')}", summary=f"{text} {text}")
+    card = card_text(replace(loaded, recipe=recipe), "me/name")
+    head, _, body = card.removeprefix("---\n").partition("\n---\n")
+    assert yaml.safe_load(head)["datasets"] == [recipe.data.removeprefix("folder/").lower()]
+    outside = re.sub(r"(?ms)^(`{3,})\w+$.*?^\1$", "", body)
+    assert "<img" not in outside
+    assert "[a](" not in outside.replace("\\[", "").replace("\\]", "")
+    assert "whom" not in outside
+    assert outside.count("## ") == 5  # no fence was closed within
+
+
+def test_escaped_text_has_no_markup():
+    assert escape("a_b <c>\n*d* [e](f) `g` | &") == r"a_b &lt;c&gt; \*d\* \[e\](f) \`g\` \| &amp;"
+
+
+def start_from_weights(folder, **options):
+    """A run whose network starts from weights in a file."""
+    weights = folder.parent / "start.safetensors"
+    torch.manual_seed(5)
+    save_file(timm.create_model("aa_small", img_size=32, num_classes=2).state_dict(), weights)
+    return train_tiny(folder, "demo-aa", model_options={"checkpoint_path": str(weights)} | options, lr=1e-9), weights
+
+
+def test_a_run_may_start_from_weights_and_is_loaded_without_them(tmp_path, recwarn):
+    run, weights = start_from_weights(tmp_path / "run", num_heads=4)
+    assert not recwarn.list
+    started, loaded = load_file(weights), load_model(run, weights="last").model.state_dict()
+    for name, parameter in load_model(run).model.named_parameters():
+        assert torch.allclose(loaded[name], started[name], atol=1e-6), parameter
+    weights.unlink()
+    assert json.loads((run / "config.json").read_text())["model_args"] == {"num_heads": 4, "img_size": 32}
+    model = timm.create_model(f"local-dir:{run}", pretrained=True)
+    assert same_weights(model, load_model(run, weights="last").model)
+    saved = hub.save(run, tmp_path / "saved")
+    assert same_weights(timm.create_model(f"local-dir:{saved}", pretrained=True), load_model(run).model)
+
+
+def test_start_weights_in_an_older_config_are_not_passed_on(tmp_path):
+    run, weights = start_from_weights(tmp_path / "run")
+    config = json.loads((run / "config.json").read_text())
+    config["model_args"] |= {"checkpoint_path": str(weights), "pretrained": True}
+    (run / "config.json").write_text(json.dumps(config))
+    saved = hub.save(run, tmp_path / "saved")
+    assert json.loads((saved / "config.json").read_text())["model_args"] == {"img_size": 32}
+
+
+@pytest.mark.parametrize("change", [{"drop_rate": "much"}, {"num_heads": 3}, {"nonsense": 1}])
+def test_what_timm_cannot_load_is_not_written(run, tmp_path, change, monkeypatch, capsys):
+    config = read_config(run)
+    config["model_args"] |= change
+    monkeypatch.setattr(hub, "read_config", lambda run: config)
+    assert cli.main(["push", str(run), "--to", str(tmp_path / "out")]) == 2
+    assert "timm cannot load what was written, and it is not kept: " in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_bundle_says_how_images_are_resized(run, saved):
+    for folder in (run, saved):
+        model = timm.create_model(f"local-dir:{folder}", pretrained=True)
+        assert timm.data.resolve_model_data_config(model)["interpolation"] == "bilinear"

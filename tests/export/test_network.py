@@ -3,6 +3,7 @@
 import copy
 import errno
 import importlib.util
+import logging
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +16,7 @@ from aaconv import AAConv2d, cli
 from aaconv.detection.postprocess import PostprocessSettings
 from aaconv.export import network
 from aaconv.models.aa_retinanet import retinanet
-from aaconv.runs.load import Loaded, load_model
+from aaconv.runs.load import TrainedModel, load_model
 
 needs_onnx = pytest.mark.skipif(
     any(importlib.util.find_spec(name) is None for name in network.PACKAGES),
@@ -38,7 +39,7 @@ class Network(nn.Module):
 @pytest.fixture
 def loaded():
     torch.manual_seed(0)
-    return Loaded(Network().eval(), None, None, (0.5,) * 3, (0.25,) * 3, 16, "classify", "network", None)
+    return TrainedModel(Network().eval(), None, None, (0.5,) * 3, (0.25,) * 3, 16, "classify", "network", None)
 
 
 def outputs_of(path, images):
@@ -196,7 +197,7 @@ def detector():
     model = retinanet("test_resnet", channels=8, head_depth=1, num_classes=3).eval()
     nn.init.normal_(model.class_head.predict.weight, std=0.5)
     nn.init.constant_(model.class_head.predict.bias, -2.0)
-    return Loaded(model, None, None, (0.5,) * 3, (0.25,) * 3, 64, "detect", "detector", None)
+    return TrainedModel(model, None, None, (0.5,) * 3, (0.25,) * 3, 64, "detect", "detector", None)
 
 
 @pytest.mark.parametrize("settings", [PostprocessSettings(), PostprocessSettings(threshold=0.13, overlap=0.3, most=7)])
@@ -283,3 +284,14 @@ def test_missing_packages_are_named(loaded, tmp_path, monkeypatch):
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "onnxscript" else object())
     with pytest.raises(ValueError, match=r"ONNX files need onnxscript: pip install 'aaconv\[export\]'"):
         network.export(loaded, tmp_path / "model.onnx")
+
+
+@pytest.mark.parametrize("level", [logging.NOTSET, logging.DEBUG, logging.CRITICAL])
+def test_what_the_process_logs_is_as_before(level):
+    logging.disable(level)
+    try:
+        with network._torch_alone(nn.Identity()):
+            assert logging.root.manager.disable == max(level, logging.WARNING)
+        assert logging.root.manager.disable == level
+    finally:
+        logging.disable(logging.NOTSET)

@@ -31,7 +31,7 @@ def test_losses_are_those_of_the_processor():
     for device in ("cpu", "cuda"):
         torch.manual_seed(0)
         task = Detect(recipe())
-        model = task.build(task.facts()).to(device, memory_format=torch.channels_last)
+        model = task.build(task.data_info()).to(device, memory_format=torch.channels_last)
         loader, _ = task.loaders(16, World(torch.device(device)))
         losses.append([task.loss(model, batch)[0].item() for batch in loader.batches()])
     assert losses[0] == pytest.approx(losses[1], rel=2e-2)

@@ -9,7 +9,7 @@ import torch
 from PIL import Image
 
 from aaconv.data import open_dataset
-from aaconv.data.images import find_images, read_image
+from aaconv.data.images import find_images, read_photograph
 from aaconv.inference.predict import predict, print_predictions
 from aaconv.runs.load import load_model
 from support.tiny_runs import break_weights, train_tiny
@@ -53,7 +53,7 @@ def test_every_mode_is_read(mode, run, photo, tmp_path):
         image = image.convert("YCbCr")
     path = tmp_path / ("image.png" if mode in ("L", "LA", "RGBA", "P", "1", "I;16") else "image.tiff")
     image.save(path)
-    assert read_image(path).shape == (3, 40, 50)
+    assert read_photograph(path).shape == (3, 40, 50)
     (found,) = predict(run, [path], device="cpu")
     assert sum(found.classes.values()) == pytest.approx(1)
 
@@ -62,12 +62,12 @@ def test_grey_of_sixteen_bits_keeps_its_brightness(photo, tmp_path):
     eight = Image.open(photo).convert("L")
     eight.save(tmp_path / "eight.png")
     Image.fromarray(np.asarray(eight).astype(np.uint16) * 257).save(tmp_path / "sixteen.png")
-    assert torch.equal(read_image(tmp_path / "eight.png"), read_image(tmp_path / "sixteen.png"))
+    assert torch.equal(read_photograph(tmp_path / "eight.png"), read_photograph(tmp_path / "sixteen.png"))
 
 
 def test_transparent_is_white(tmp_path):
     Image.new("RGBA", (4, 4), (255, 0, 0, 0)).save(tmp_path / "clear.png")
-    assert read_image(tmp_path / "clear.png").unique().tolist() == [255]
+    assert read_photograph(tmp_path / "clear.png").unique().tolist() == [255]
 
 
 def test_turned_photographs_are_turned_back(photo, tmp_path):
@@ -75,7 +75,7 @@ def test_turned_photographs_are_turned_back(photo, tmp_path):
     exif = image.getexif()
     exif[0x0112] = 6
     image.rotate(90, expand=True).save(tmp_path / "turned.png", exif=exif)
-    assert torch.equal(read_image(tmp_path / "turned.png"), read_image(photo))
+    assert torch.equal(read_photograph(tmp_path / "turned.png"), read_photograph(photo))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 3000), (3000, 1), (200, 3)])
@@ -107,7 +107,7 @@ def test_broken_files_are_named_and_skipped(run, photo, tmp_path, capsys):
         print_predictions(run, [broken, photo, tmp_path / "text.jpg"], device="cpu")
     printed = capsys.readouterr().out
     assert printed.count("skipped: ") == 2
-    assert "skipped: no image, or of an unknown format" in printed
+    assert "skipped: not an image, or of an unknown format" in printed
     assert printed.count(" %  ") == 2  # both classes of the one that is whole
     with pytest.raises(OSError, match="2 of 3"):
         print_predictions(run, [broken, photo, tmp_path / "text.jpg"], device="cpu", as_json=True)

@@ -218,7 +218,7 @@ def test_no_weights_and_other_classes_are_told_in_a_line(said):
 
 
 def test_weights_that_do_not_fit_are_told_with_file_tensor_and_way_out(folder, said):
-    weights, way_out = folder / "aaconv/weights", "; install the package or export the weights anew\n"
+    weights, way_out = folder / "aaconv/weights", "; reinstall the package or export the weights again\n"
     code, _, err = said("other network")
     assert code == 2
     missing = f"{weights / 'aa_wrn40_2.cifar100.safetensors'} does not fit the network aa_wrn40_2: Missing key(s)"
@@ -301,7 +301,7 @@ def test_numbers_that_half_precision_cannot_hold_are_refused():
         ("none/aa_small.shapes.safetensors", [], "there is no folder"),
         ("model.onnx", ["--data-dir", "data"], "--data-dir belongs to .safetensors"),
         ("model.onnx", ["--device", "cpu"], "--device belongs to .safetensors"),
-        ("aa_small.shapes.safetensors", ["--device", "abacus"], "there is no device 'abacus'"),
+        ("aa_small.shapes.safetensors", ["--device", "abacus"], "unknown device 'abacus'"),
     ],
 )
 def test_what_cannot_be_shipped_is_told_in_a_line(name, options, told, run, tmp_path, capsys):
@@ -329,7 +329,7 @@ def test_a_damaged_run_is_told_before_the_evaluation(file, text, told, broken, t
         (broken / file).unlink()
     else:
         (broken / file).write_text(whole.replace(text, '"other"') if file == "config.json" else text)
-    monkeypatch.setattr("aaconv.export.weights.judge", lambda *a, **b: pytest.fail("evaluated"))
+    monkeypatch.setattr("aaconv.export.weights.evaluate_model", lambda *a, **b: pytest.fail("evaluated"))
     assert main(["export", str(broken), "-o", str(old["safetensors"])]) == 2
     err = capsys.readouterr().err
     assert str(broken) in err
@@ -366,7 +366,7 @@ def test_neither_options_nor_half_a_run_can_be_shipped(tmp_path, capsys):
     assert main(["export", str(run), "-o", str(tmp_path / "aa_small.shapes.safetensors")]) == 2
     assert "is not finished" in capsys.readouterr().err
     assert main(["export", "aa_small", "-o", str(tmp_path / "aa_small.shapes.safetensors")]) == 2
-    assert "is no run folder" in capsys.readouterr().err
+    assert "is not a run folder" in capsys.readouterr().err
 
 
 # What is really there

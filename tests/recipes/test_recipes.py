@@ -184,7 +184,7 @@ def test_what_is_wrong_with_a_file_is_told_in_a_line(change, told, tmp_path):
 
 def test_a_file_that_is_no_text_is_refused(tmp_path):
     (tmp_path / "recipe.yaml").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="no text"):
+    with pytest.raises(ValueError, match="it is not text"):
         recipes.load(tmp_path / "recipe.yaml")
     with pytest.raises(FileNotFoundError, match=r"there is no recipe .*none\.yaml"):
         recipes.load(tmp_path / "none.yaml")

@@ -16,7 +16,7 @@ from aaconv.recipes.diff import overrides_of
 from aaconv.runs import curves
 from aaconv.runs.record import record_result
 from aaconv.utils.figures import BLUE, GREY, RED, STYLE
-from support.tiny_runs import write_course
+from support.tiny_runs import write_epochs
 
 KINDS = ("plain", "se", "aa")
 
@@ -26,7 +26,7 @@ def table1(tmp_path):
     """Three runs of table 1 that end close to each other."""
     ends = {"plain": 78.0, "se": 78.2, "aa": 78.4}
     return [
-        write_course(tmp_path / kind, f"cifar100-wrn28-10-{kind}", [20.0 + 2 * i for i in range(30)] + [ends[kind]])
+        write_epochs(tmp_path / kind, f"cifar100-wrn28-10-{kind}", [20.0 + 2 * i for i in range(30)] + [ends[kind]])
         for kind in KINDS
     ]
 
@@ -52,11 +52,11 @@ def test_lines_are_the_metrics(table1):
 
 
 def test_epochs_without_an_evaluation_are_left_out(tmp_path):
-    run = write_course(tmp_path / "run", "demo-aa", [None, 60.0, None, 80.0])
+    run = write_epochs(tmp_path / "run", "demo-aa", [None, 60.0, None, 80.0])
     _, accuracy = drawn([run]).axes
     assert accuracy.lines[1].get_xydata().tolist() == [[2, 60.0], [4, 80.0]]
     assert accuracy.lines[0].get_xdata().tolist() == [1, 2, 3, 4]
-    nothing = write_course(tmp_path / "nothing", "demo-aa", [None, None])
+    nothing = write_epochs(tmp_path / "nothing", "demo-aa", [None, None])
     assert len(drawn([nothing]).axes) == 1  # the training loss at least
 
 
@@ -68,14 +68,14 @@ def test_the_papers_value_is_a_line_in_the_colour_of_the_run(table1):
 
 
 def test_no_paper_no_line(tmp_path):
-    _, accuracy = drawn([write_course(tmp_path / "run", "demo-aa", [50.0, 60.0, 70.0])]).axes
+    _, accuracy = drawn([write_epochs(tmp_path / "run", "demo-aa", [50.0, 60.0, 70.0])]).axes
     assert len(accuracy.lines) == 2
     assert not any("paper" in text.get_text() for text in accuracy.texts)
 
 
 def test_images_held_out_are_named_and_have_no_value_in_the_paper(tmp_path):
     runs = [
-        write_course(tmp_path / f"{seed}", "cifar100-wrn28-10-aa", [50.0, 60.0, 70.0 + seed], seed=seed, holdout=5000)
+        write_epochs(tmp_path / f"{seed}", "cifar100-wrn28-10-aa", [50.0, 60.0, 70.0 + seed], seed=seed, holdout=5000)
         for seed in range(2)
     ]
     assert [course.label for course in curves._read(runs)] == ["cifar100-wrn28-10-aa --holdout 5000 (2 seeds)"]
@@ -84,7 +84,7 @@ def test_images_held_out_are_named_and_have_no_value_in_the_paper(tmp_path):
 
 def test_bands_stay_in_the_picture(tmp_path):
     start = [1.0, 2.0, *[60.0] * 22]
-    runs = [write_course(tmp_path / f"{i}", "cifar100-small-aa", [*start, 70.0 - 30 * i], seed=i) for i in range(2)]
+    runs = [write_epochs(tmp_path / f"{i}", "cifar100-small-aa", [*start, 70.0 - 30 * i], seed=i) for i in range(2)]
     assert drawn(runs).axes[1].get_ylim()[0] < 40
 
 
@@ -92,7 +92,7 @@ def test_bands_stay_in_the_picture(tmp_path):
 def test_labels_neither_overlap_nor_leave_the_picture(table1, many, tmp_path):
     start = [20.0 + 2 * i for i in range(30)]
     others = [
-        write_course(tmp_path / f"more-{i}", "cifar100-small-aa", [*start, 78.3 - 8 * (i == 0)], epochs=31 + i)
+        write_epochs(tmp_path / f"more-{i}", "cifar100-small-aa", [*start, 78.3 - 8 * (i == 0)], epochs=31 + i)
         for i in range(5 if many else 0)
     ]
     figure = drawn([*table1, *others])
@@ -108,27 +108,27 @@ def test_labels_neither_overlap_nor_leave_the_picture(table1, many, tmp_path):
 
 
 def test_kinds_have_their_colours_and_a_second_one_another(table1, tmp_path):
-    again = write_course(tmp_path / "more" / "aa", "cifar100-wrn28-10-aa", [1.0, 2.0])
+    again = write_epochs(tmp_path / "more" / "aa", "cifar100-wrn28-10-aa", [1.0, 2.0])
     colours = [course.colour for course in curves._read([*table1, again])]
     assert colours[:3] == [GREY, BLUE, RED]
     assert colours[3] not in colours[:3]
 
 
 def test_the_colour_of_a_kind_is_that_of_its_usual_network(tmp_path):
-    runs = [write_course(tmp_path / name, f"cifar100-small-{name}", [1.0, 2.0]) for name in ("aa-no-position", "aa")]
+    runs = [write_epochs(tmp_path / name, f"cifar100-small-{name}", [1.0, 2.0]) for name in ("aa-no-position", "aa")]
     assert curves._read(runs)[1].colour == RED
 
 
 def test_the_colour_of_a_kind_is_that_of_its_usual_recipe(tmp_path):
     runs = [
-        write_course(tmp_path / str(batch), "demo-plain", [50.0, 60.0], batch=batch)
+        write_epochs(tmp_path / str(batch), "demo-plain", [50.0, 60.0], batch=batch)
         for batch in (16, recipes.get("demo-plain").batch)
     ]
     assert curves._read(runs)[1].colour == GREY
 
 
 def test_runs_of_the_same_name_are_told_apart(table1, tmp_path):
-    again = write_course(tmp_path / "more" / "aa", "cifar100-wrn28-10-aa", [1.0, 2.0])
+    again = write_epochs(tmp_path / "more" / "aa", "cifar100-wrn28-10-aa", [1.0, 2.0])
     assert [course.label for course in curves._read([table1[2], again])] == ["aa", "more/aa"]
     assert [course.label for course in curves._read([table1[0], table1[1]])] == ["plain", "se"]
 
@@ -141,7 +141,7 @@ def test_what_was_changed_in_some_is_told_and_what_in_all_is_not(tmp_path):
         "cifar100-wrn28-10-se --batch 256": {"batch": 256},
     }
     runs = [
-        write_course(tmp_path / f"{title} {seed}", title.split()[0], [50.0, 60.0], seed=seed, epochs=60, **changed)
+        write_epochs(tmp_path / f"{title} {seed}", title.split()[0], [50.0, 60.0], seed=seed, epochs=60, **changed)
         for title, changed in changes.items()
         for seed in range(2)
     ]
@@ -152,7 +152,7 @@ def test_what_was_changed_in_some_is_told_and_what_in_all_is_not(tmp_path):
 @pytest.mark.parametrize("number", [8, 30])
 def test_many_courses_leave_the_panels_their_height_and_other_texts_their_place(number, values, tmp_path):
     runs = [
-        write_course(tmp_path / f"a-name-as-long-as-those-of-a-sweep-{i}", "demo-aa", values, batch=8 + i)
+        write_epochs(tmp_path / f"a-name-as-long-as-those-of-a-sweep-{i}", "demo-aa", values, batch=8 + i)
         for i in range(number)
     ]
     few, many = drawn(runs[:2]), drawn(runs)
@@ -168,7 +168,7 @@ def test_many_courses_leave_the_panels_their_height_and_other_texts_their_place(
 
 def test_an_end_that_is_no_number_takes_no_place(tmp_path):
     runs = [
-        write_course(tmp_path / f"{i}", "demo-aa", [40.0, value], batch=8 + i)
+        write_epochs(tmp_path / f"{i}", "demo-aa", [40.0, value], batch=8 + i)
         for i, value in enumerate([50.0, 50.1, float("nan"), 50.05, 49.9, float("nan"), 50.2])
     ]
     places = {text.get_text(): text.get_window_extent().y0 for text in drawn(runs).axes[1].texts}
@@ -177,7 +177,7 @@ def test_an_end_that_is_no_number_takes_no_place(tmp_path):
 
 def test_the_papers_line_has_the_colour_of_the_recipe_nearest_to_the_papers(tmp_path):
     runs = [
-        write_course(tmp_path / name, "cifar100-wrn28-10-plain", [50.0, 60.0], **changes)
+        write_epochs(tmp_path / name, "cifar100-wrn28-10-plain", [50.0, 60.0], **changes)
         for name, changes in {"changed": {"batch": 256}, "usual": {}}.items()
     ]
     texts = {text.get_text(): to_hex(text.get_color()) for text in drawn(runs).axes[1].texts}
@@ -185,7 +185,7 @@ def test_the_papers_line_has_the_colour_of_the_recipe_nearest_to_the_papers(tmp_
 
 
 def test_a_long_name_is_set_in_lines(tmp_path):
-    run = write_course(tmp_path / " ".join(["word"] * 40), "demo-aa", [50.0, 60.0])
+    run = write_epochs(tmp_path / " ".join(["word"] * 40), "demo-aa", [50.0, 60.0])
     figure = drawn([run])
     box = figure.legends[0].get_window_extent()
     assert figure.bbox.x0 <= box.x0
@@ -193,7 +193,7 @@ def test_a_long_name_is_set_in_lines(tmp_path):
 
 
 def test_one_epoch_has_one_tick(tmp_path):
-    loss, _ = drawn([write_course(tmp_path / "run", "demo-aa", [50.0])]).axes
+    loss, _ = drawn([write_epochs(tmp_path / "run", "demo-aa", [50.0])]).axes
     assert all(tick == int(tick) for tick in loss.get_xticks())
 
 
@@ -201,10 +201,10 @@ def test_one_epoch_has_one_tick(tmp_path):
 def seeds(tmp_path):
     """Three seeds of one experiment, one of another."""
     runs = [
-        write_course(tmp_path / f"small-{seed}", "cifar100-small-aa", [50.0, 60.0 + seed, 70.0 + seed], seed=seed)
+        write_epochs(tmp_path / f"small-{seed}", "cifar100-small-aa", [50.0, 60.0 + seed, 70.0 + seed], seed=seed)
         for seed in range(3)
     ]
-    return [*runs, write_course(tmp_path / "longer", "cifar100-small-aa", [50.0, 55.0], epochs=100)]
+    return [*runs, write_epochs(tmp_path / "longer", "cifar100-small-aa", [50.0, 55.0], epochs=100)]
 
 
 def test_seeds_are_one_line_in_a_band(seeds):
@@ -219,14 +219,14 @@ def test_seeds_are_one_line_in_a_band(seeds):
 
 
 def test_seeds_are_averaged_as_far_as_all_have_come(seeds, tmp_path):
-    shorter = write_course(tmp_path / "begun", "cifar100-small-aa", [40.0], seed=7)
+    shorter = write_epochs(tmp_path / "begun", "cifar100-small-aa", [40.0], seed=7)
     (course,) = curves._read([*seeds[:3], shorter])
     assert course.points("top1") == ([1], [47.5])
     assert course.last("top1") == "47.50 ± 5.00"
 
 
 def test_the_same_seed_twice_is_two_lines(seeds, tmp_path):
-    again = write_course(tmp_path / "again", "cifar100-small-aa", [50.0, 60.0, 70.0], seed=1)
+    again = write_epochs(tmp_path / "again", "cifar100-small-aa", [50.0, 60.0, 70.0], seed=1)
     assert [course.label for course in curves._read([seeds[1], again])] == ["small-1", "again"]
 
 
@@ -270,7 +270,7 @@ def test_no_two_lines_have_the_same_label(seeds, tmp_path):
 
 def test_recipes_of_one_name_that_the_catalogue_does_not_know_are_told_apart(tmp_path):
     runs = [
-        write_course(tmp_path / f"{batch}-{seed}", "demo-aa", [50.0, 60.0], batch=batch, seed=seed)
+        write_epochs(tmp_path / f"{batch}-{seed}", "demo-aa", [50.0, 60.0], batch=batch, seed=seed)
         for batch in (16, 32)
         for seed in range(2)
     ]
@@ -284,13 +284,13 @@ def test_what_is_named_twice_is_drawn_once(seeds):
 
 
 def test_a_run_within_another_has_a_label_of_its_own(tmp_path):
-    runs = [write_course(tmp_path / place, "demo-aa", [50.0, 60.0]) for place in ("a", "a/a")]
+    runs = [write_epochs(tmp_path / place, "demo-aa", [50.0, 60.0]) for place in ("a", "a/a")]
     assert [course.label for course in curves._read(runs)] == ["a", "a/a"]
 
 
 def test_of_many_courses_only_the_tests_are_compared(tmp_path):
     names = ("plain", "se", "ge", "aa", "aa-per-head")
-    runs = [write_course(tmp_path / name, f"cifar100-small-{name}", [30.0, 40.0, 50.0]) for name in names]
+    runs = [write_epochs(tmp_path / name, f"cifar100-small-{name}", [30.0, 40.0, 50.0]) for name in names]
     assert len(drawn(runs).axes[1].lines) == 5
     assert len(drawn(runs[:4]).axes[1].lines) == 8
 
@@ -298,7 +298,7 @@ def test_of_many_courses_only_the_tests_are_compared(tmp_path):
 def test_what_cannot_be_drawn_is_named(tmp_path, table1):
     with pytest.raises(ValueError, match=r"must end in \.png"):
         curves.draw(table1, tmp_path / "c.gif")
-    with pytest.raises(ValueError, match="is no run folder"):
+    with pytest.raises(ValueError, match="is not a run folder"):
         curves.draw([tmp_path], tmp_path / "c.png")
     (table1[0] / "metrics.csv").unlink()
     with pytest.raises(ValueError, match="no finished epoch"):

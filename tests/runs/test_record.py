@@ -13,7 +13,7 @@ from aaconv.recipes import Model
 from aaconv.recipes.diff import overrides_of
 from aaconv.runs import curves, results
 from aaconv.runs.record import record_result
-from aaconv.runs.run_folder import read_course, write_rows
+from aaconv.runs.run_folder import read_epochs, write_rows
 from aaconv.training.trainer import resume, train
 from support.training_runs import tiny
 
@@ -121,7 +121,7 @@ def test_only_finished_runs_have_results(run, tmp_path):
     (copy / "summary.json").unlink()
     with pytest.raises(ValueError, match=r"is not finished; .*--resume"):
         record_result(copy, tmp_path)
-    with pytest.raises(ValueError, match="is no run folder"):
+    with pytest.raises(ValueError, match="is not a run folder"):
         record_result(tmp_path, tmp_path)
     (copy / "summary.json").write_text("{")
     with pytest.raises(ValueError, match=r"is not JSON: .*; remove .*summary.json and have it .*--resume"):
@@ -170,7 +170,7 @@ def test_no_result_is_kept_of_a_damaged_summary(changes, told, tmp_path):
 def test_no_result_is_kept_with_damaged_metrics(content, told, tmp_path):
     run = finished_run(tmp_path / "run", tiny(), 60.0)
     (run / "metrics.csv").unlink() if content is None else (run / "metrics.csv").write_bytes(content)
-    for read in (lambda: record_result(run, tmp_path / "kept"), lambda: curves._read([run]), lambda: read_course(run)):
+    for read in (lambda: record_result(run, tmp_path / "kept"), lambda: curves._read([run]), lambda: read_epochs(run)):
         with pytest.raises(ValueError, match=rf"run/metrics\.csv {told}.*; copy it again"):
             read()
     assert not (tmp_path / "kept").exists()
@@ -191,10 +191,10 @@ def test_damaged_metrics_of_a_run_that_goes_on_are_written_by_going_on(run, tmp_
     copy = shutil.copytree(run, tmp_path / "run")
     (copy / "summary.json").unlink()
     (copy / "metrics.csv").write_text("epoch,top1\n1\n")
-    with pytest.raises(ValueError, match=r"is damaged: line 2 .*; have it written anew: aaconv train --resume .*/run$"):
-        read_course(copy)
+    with pytest.raises(ValueError, match=r"is damaged: line 2 .*; have it rewritten: aaconv train --resume .*/run$"):
+        read_epochs(copy)
     resume(copy, device="cpu")
-    assert read_course(copy) == read_course(run)
+    assert read_epochs(copy) == read_epochs(run)
 
 
 def test_a_recorded_course_is_checked_like_that_of_its_run(tmp_path):

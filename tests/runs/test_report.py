@@ -98,7 +98,7 @@ def test_the_command_links_to_the_explorer(runs, tmp_path, monkeypatch, capsys):
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (["nothing"], "nothing is no run folder"),
+        (["nothing"], "nothing is not a run folder"),
         (["RUN", "--explorer", "page.html"], "there is no page page.html"),
         (["RUN", "-o", "nowhere/report.html"], "there is no folder nowhere"),
         (["started"], "no finished epoch"),

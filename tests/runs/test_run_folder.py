@@ -77,8 +77,8 @@ def test_a_network_by_name_with_a_file_of_weights(run, tmp_path):
     ("source", "options", "message"),
     [
         ("aa_wrn16_5", {}, "did you mean"),
-        ("runs/nothing", {}, "is no run folder"),
-        (Path("nothing"), {}, "is no run folder"),
+        ("runs/nothing", {}, "is not a run folder"),
+        (Path("nothing"), {}, "is not a run folder"),
         ("aa_small", {"options": {"hedas": 3}}, "hedas"),
         ("aa_small", {"weights": "best"}, "belong to a run folder"),
         ("aa_small", {"weights": "nothing.safetensors"}, "there is no file"),
@@ -118,7 +118,7 @@ def test_a_run_with_code_in_its_weights_is_refused(run, tmp_path):
     copy = shutil.copytree(run, tmp_path / "copy")
     for path in copy.glob("*.safetensors"):
         path.write_bytes(pickle.dumps(Bomb(tmp_path / "bomb")))
-    with pytest.raises(ValueError, match="no safetensors file"):
+    with pytest.raises(ValueError, match="not a safetensors file"):
         load_model(copy)
     assert not (tmp_path / "bomb").exists()
 

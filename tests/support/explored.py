@@ -4,7 +4,7 @@ import torch
 from torch import nn
 
 from aaconv import AAConv2d
-from aaconv.runs.load import Loaded
+from aaconv.runs.load import TrainedModel
 
 NAME, LAYERS = "small_network", ("first", "second", "coarse")
 
@@ -29,7 +29,7 @@ class SmallNetwork(nn.Module):
 
 def small_network():
     torch.manual_seed(0)
-    return Loaded(
+    return TrainedModel(
         model=SmallNetwork().eval(),
         recipe=None,
         classes=("different colours", "same colour"),

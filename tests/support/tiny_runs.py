@@ -15,7 +15,7 @@ def train_tiny(folder, name="demo-plain", **changes):
     return folder
 
 
-def write_course(folder, name, accuracies, **changes):
+def write_epochs(folder, name, accuracies, **changes):
     """A run folder with a recipe and metrics, as it is while a run goes on; None: no evaluation in that epoch."""
     folder.mkdir(parents=True)
     recipes.save(recipes.override(recipes.get(name), changes), folder / run_folder.RECIPE)

@@ -196,6 +196,14 @@ def test_results_are_in_cocos_format_and_pixels_of_the_file(coco):
         ("{}", "must be a list"),
         ('[{"image_id": 101}]', "not in COCO's result format"),
         ('[{"image_id": 101, "category_id": 3, "bbox": [1, 2], "score": 1}]', "not in COCO's result format"),
+        ('[{"image_id": 101, "bbox": [1, 2, 3, 4], "score": 1}]', "not in COCO's result format"),
+        ('[{"image_id": [101], "category_id": 3, "bbox": [1, 2, 3, 4], "score": 1}]', "not in COCO's result format"),
+        ('[{"image_id": 101, "category_id": [3], "bbox": [1, 2, 3, 4], "score": 1}]', "not in COCO's result format"),
+        ('[{"image_id": 101, "category_id": 3, "bbox": [1, 2, 3, 1e999], "score": 1}]', "not in COCO's result format"),
+        ('[{"image_id": 101, "category_id": 3, "bbox": [1, 2, 3, 4], "score": NaN}]', "not in COCO's result format"),
+        ('[{"image_id": 101, "category_id": 3, "bbox": [1, 2, 3, 4], "score": "x"}]', "not in COCO's result format"),
+        (f'[{{"image_id": 101, "category_id": 3, "bbox": [1, 2, 3, {10**400}], "score": 1}}]', "COCO's result format"),
+        ("[" * 100_000, "nested too deeply"),
         ('[{"image_id": 5, "category_id": 3, "bbox": [1, 2, 3, 4], "score": 1}]', "image 5, which tiny"),
         ('[{"image_id": 101, "category_id": 4, "bbox": [1, 2, 3, 4], "score": 1}]', "category 4, which tiny"),
     ],
@@ -279,7 +287,7 @@ def test_detections_are_saved_here_and_scored_there(run, monkeypatch, caplog):
     assert evaluate_run(loaded, limit=1000)["images"] == evaluate_run(loaded)["images"]
     with pytest.raises(FileNotFoundError, match=r"nothing\.json of detections; `aaconv eval"):
         score_run(run, run / "nothing.json")
-    with pytest.raises(ValueError, match="is no run folder"):
+    with pytest.raises(ValueError, match="is not a run folder"):
         score_run(run.parent)
 
 
@@ -302,7 +310,7 @@ def test_evaluate_refuses_other_classes_and_other_tasks(run):
     loaded = load_model(run)
     with pytest.raises(ValueError, match="other classes"):
         evaluate_run(loaded, data="shapes", limit=5)
-    with pytest.raises(ValueError, match="no run of a detector"):
+    with pytest.raises(ValueError, match="not a run of a detector"):
         evaluate_run(types.SimpleNamespace(task="classify", recipe=None, source="run"))
 
 
@@ -313,7 +321,7 @@ def test_training_and_test_images_must_have_the_same_categories(coco_folder, tmp
     content["categories"].append({"id": 91, "name": "hair brush"})
     file.write_text(json.dumps(content))
     with pytest.raises(ValueError, match=r"same categories; only one has .*hair brush"):
-        Detect(tiny_recipe(folder)).facts()
+        Detect(tiny_recipe(folder)).data_info()
 
 
 def test_there_must_be_a_box_to_learn_from(tmp_path):
@@ -321,14 +329,14 @@ def test_there_must_be_a_box_to_learn_from(tmp_path):
     file = folder / "annotations" / "instances_train.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"annotations": []}))
     with pytest.raises(ValueError, match="training images has a box"):
-        Detect(tiny_recipe(folder)).facts()
+        Detect(tiny_recipe(folder)).data_info()
 
 
 @pytest.mark.parametrize(
     ("changes", "told"),
     [
         ({"size": 40}, "multiple of 32, got 40; try 32"),
-        ({"model": recipes.Model("plain_resnet18")}, "plain_resnet18 is no detector"),
+        ({"model": recipes.Model("plain_resnet18")}, "plain_resnet18 is not a detector"),
         ({"model": recipes.Model("aa_retinanet_resnet18", {"positon": "none"})}, "cannot be built.*positon"),
         ({"train_limit": 11}, "train_limit must be 1 to 10"),
         ({"holdout": 10}, "holdout must be 0 to 9"),
@@ -337,7 +345,7 @@ def test_there_must_be_a_box_to_learn_from(tmp_path):
 def test_impossible_recipes_are_named(coco_folder, changes, told):
     task = Detect(tiny_recipe(coco_folder, **changes))
     with pytest.raises(ValueError, match=told):
-        task.build(task.facts())
+        task.build(task.data_info())
 
 
 def test_held_out_images_are_not_trained_on(coco_folder):
@@ -415,7 +423,7 @@ def test_the_command_names_bad_images_and_does_the_others(run, coco_folder, tmp_
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["nowhere", "{image}"], "nowhere is no run folder"),
+        (["nowhere", "{image}"], "nowhere is not a run folder"),
         (["{run}", "missing.png"], "no image or folder missing.png"),
         (["{run}", "{image}", "--threshold", "2"], "a number from 0 to 1"),
         (["{run}", "{image}", "--sheet", "sheet.gif"], "must end in .png"),

@@ -130,7 +130,7 @@ def test_a_checkpoint_with_code_in_it_is_refused_even_if_its_sums_are_right(tmp_
     manifest = json.loads((path / "manifest.json").read_text())
     manifest["sha256"]["model.safetensors"] = hashlib.sha256(content).hexdigest()
     (path / "manifest.json").write_text(json.dumps(manifest))
-    with pytest.raises(ValueError, match="no safetensors file"):
+    with pytest.raises(ValueError, match="not a safetensors file"):
         load(path)
     assert not bomb.exists()
 
@@ -158,7 +158,7 @@ def test_weights_of_torch_are_read_without_code(tmp_path):
 
 @pytest.mark.parametrize("content", [b"", b"short", b"\xff" * 100, encode({"x": torch.ones(3)})[:-1]])
 def test_what_is_no_safetensors_file_is_named(content):
-    with pytest.raises(ValueError, match="some file is no safetensors file"):
+    with pytest.raises(ValueError, match="some file is not a safetensors file"):
         decode(content, "some file")
 
 

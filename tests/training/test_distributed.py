@@ -153,12 +153,12 @@ def test_batch_norms_statistics_are_those_of_the_first_process(tmp_path):
 def test_a_process_alone_needs_nobody():
     world = World(torch.device("cpu"))
     model = torch.nn.Linear(1, 1)
-    assert world.first
+    assert world.is_main
     assert (world.highest(3), world.lowest(3), world.share("x"), world.gather("x")) == (3, 3, "x", ["x"])
     assert world.wrap(model) is model
     assert world.prepare(model, sync_batch_norm=True) is model
     with pytest.raises(OSError, match="as it was"):
-        world.first_does(lambda: (_ for _ in ()).throw(OSError("as it was")))
+        world.on_main(lambda: (_ for _ in ()).throw(OSError("as it was")))
 
 
 def test_torchrun_restarts_a_killed_worker_and_the_run_goes_on(tmp_path):
@@ -184,6 +184,6 @@ def test_torchrun_restarts_a_killed_worker_and_the_run_goes_on(tmp_path):
         process.kill()
         process.wait()
     text = (tmp_path / "log").read_text()
-    assert f"going on from {run}/checkpoints/step-" in text
+    assert f"resuming from {run}/checkpoints/step-" in text
     assert (run / "summary.json").exists()
     assert (run / "metrics.csv").read_bytes() == (tmp_path / "whole/metrics.csv").read_bytes()

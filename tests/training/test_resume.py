@@ -93,7 +93,7 @@ def test_killed_again_and_again_at_random_moments(run, tmp_path):
         running.kill()
         kills += 1
         running = Running(resume_child, run, log=tmp_path / "log")
-        wait_for(lambda running=running: "going on" in running.text or "no checkpoint yet" in running.text)
+        wait_for(lambda running=running: "resuming from" in running.text or "no checkpoint yet" in running.text)
     assert running.wait()[0] == 0
     assert kills >= 2
     assert outcome(run) == outcome(whole)
@@ -179,7 +179,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_used(damage, file, 
     assert len(said) == 1
     assert "step-00000008" in said[0]
     assert file in said[0]
-    assert f"going on from {run / 'checkpoints/step-00000006'}" in printed
+    assert f"resuming from {run / 'checkpoints/step-00000006'}" in printed
 
 
 def test_no_whole_checkpoint_is_an_error_with_a_way_out(whole, run):
@@ -207,7 +207,7 @@ def test_a_signal_saves_and_leaves(number, code, whole, run, tmp_path):
     step = int(checkpoints(run)[-1][5:])
     assert last == (
         f"aaconv: stopped at step {step}, saved {run}/checkpoints/step-{step:08d}; "
-        f"go on with: aaconv train --resume {run}"
+        f"resume with: aaconv train --resume {run}"
     )
     end_like(whole, run)
 
@@ -221,8 +221,8 @@ def train_slowly(recipe, run, *, training):
             (run / "pausing").touch()
             time.sleep(20 if training else 0.3)
 
-    def build_slow(self, facts):
-        model = build(self, facts)
+    def build_slow(self, info, **options):
+        model = build(self, info, **options)
         model.register_forward_pre_hook(pause)
         return model
 
@@ -406,5 +406,5 @@ def test_a_finished_run_is_left_as_it_is(whole, capfd):
 
 
 def test_what_is_no_run_cannot_be_resumed(tmp_path):
-    with pytest.raises(ValueError, match="there is no run in"):
+    with pytest.raises(ValueError, match="is not a run folder"):
         resume(tmp_path, device="cpu")

@@ -1,6 +1,9 @@
 """The loop: what it counts, what it leaves behind, and that every way to compute a step computes the same."""
 
 import copy
+import io
+import os
+import tarfile
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,7 +21,7 @@ from aaconv.tasks.classify import Classify, count
 from aaconv.training import checkpoint
 from aaconv.training.learner import Learner
 from aaconv.training.running_sums import RunningSums
-from aaconv.training.trainer import Trainer, train
+from aaconv.training.trainer import WORKSPACE, Trainer, settings, train
 from aaconv.utils.distributed import World
 from support.training_runs import tiny
 
@@ -185,7 +188,7 @@ def test_the_average_of_the_weights_follows_them():
     learner.take_step(2, next(loader.batches()), iter(()), RunningSums(("top1",), CPU.device))
     expected = 0.75 * before + 0.25 * weights(learner.model)
     torch.testing.assert_close(weights(learner.ema.module), expected)
-    assert learner.judged is learner.ema.module
+    assert learner.eval_model is learner.ema.module
 
 
 @pytest.mark.parametrize("changes", [{"precision": "bf16"}, {"precision": "fp16"}, {"channels_last": False}])
@@ -284,8 +287,8 @@ def test_every_image_is_counted_once():
         "top1": pytest.approx(100 * (guesses == labels).double().mean().item()),
         "top5": 100.0,
     }
-    assert found.confusion[1, 0] == ((labels == 1) & (guesses == 0)).sum()
-    assert found.confusion.sum() == 30
+    assert torch.equal(found.guesses, torch.stack([labels, guesses], dim=1))
+    assert found.guesses.shape == (30, 2)
 
 
 def test_no_image_to_evaluate_on_is_an_error():
@@ -354,3 +357,39 @@ def test_limits_that_cannot_be_are_named(changes, message):
 def test_a_limit_beyond_the_images_is_named(folder):
     with pytest.raises(ValueError, match="train_limit must be 1 to 24, the number of images, got 25"):
         data.open_data(tiny(data=f"folder/{folder}", train_limit=25))
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+def test_switches_of_torch_are_as_before(deterministic, monkeypatch):
+    monkeypatch.delenv(WORKSPACE, raising=False)
+    before = torch.backends.cudnn.benchmark
+    with settings(tiny(deterministic=deterministic)):
+        assert torch.are_deterministic_algorithms_enabled() is deterministic
+        assert torch.backends.cudnn.benchmark is not deterministic
+        assert (WORKSPACE in os.environ) is deterministic
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.backends.cudnn.benchmark is before
+    assert WORKSPACE not in os.environ
+
+
+def test_labels_of_the_test_that_training_does_not_have_are_named_before(tmp_path):
+    for split, labels in (("train", (0, 1)), ("val", (0, 5))):
+        with tarfile.open(tmp_path / f"{split}-0.tar", "w") as tar:
+            for label in labels:
+                for ending, content in (("cls", str(label).encode()), ("png", png_bytes())):
+                    member = tarfile.TarInfo(f"{label}.{ending}")
+                    member.size = len(content)
+                    tar.addfile(member, io.BytesIO(content))
+    recipe = tiny(data=f"wds/{tmp_path}", size=32, train_limit=None, eval_limit=None, batch=2)
+    with pytest.raises(ValueError, match=r"labels up to 5, the training images up to 1; a classes\.txt"):
+        train(recipe, tmp_path / "run", device="cpu")
+    assert not (tmp_path / "run").exists()
+    (tmp_path / "classes.txt").write_text("abcdef".replace("", "\n"))
+    train(recipe, tmp_path / "run", device="cpu")
+    assert load_model(tmp_path / "run").classes == tuple("abcdef")
+
+
+def png_bytes():
+    file = io.BytesIO()
+    Image.new("RGB", (32, 32), (40, 90, 10)).save(file, "PNG")
+    return file.getvalue()

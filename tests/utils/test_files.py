@@ -46,7 +46,7 @@ def test_what_goes_wrong_in_the_middle_leaves_the_old_file(number, told, old):
 @pytest.mark.parametrize(
     ("place", "told"),
     [
-        ("/proc/x.txt", "/proc/x.txt cannot be written: /proc takes no files; choose another place"),
+        ("/proc/x.txt", "/proc/x.txt cannot be written: /proc is not writable; choose another place"),
         ("link.txt", "link.txt cannot be written: {here}/none is gone; choose another place"),
         (f"{'x' * 300}.txt", "x.txt cannot be written: File name too long; choose another place"),
         ("old.txt/x.txt", "old.txt is a file, not a folder to write x.txt in; choose another"),

@@ -16,15 +16,17 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from ..attention import BACKENDS, eager, triton_backend
 from ..attention.heads import join_heads, relative_logits, split_heads
-from .measure import Call, compile_apart, failures_into, graphed, peak_memory, pick_device, release, time_interleaved
+from ..utils.device import pick_device
+from .measure import Call, compile_apart, failures_into, graphed, peak_memory, release, time_interleaved
 from .output import Progress, Results, mib
+from .switches import restoring_switches
 
 HEADS = 8
 IN_A_GRAPH = 10
 """Calls captured one after the other: replaying a graph costs some microseconds, as much as a small kernel."""
 GPU_VARIANTS = ("triton", "sdpa", "compiled", "flex")
 CPU_VARIANTS = ("sdpa", "eager")
-# The H200: memory traffic that can be reached, and exponentials of all multiprocessors a second.
+# The H200: memory traffic that can be reached, and exponentials of all multiprocessors per second.
 BYTES_PER_SECOND = 4.3e12
 EXPONENTIALS_PER_SECOND = 16 * 132 * 1.755e9
 
@@ -95,6 +97,7 @@ PAPER_SHAPES = [
 CPU_SHAPES = [Shape.parse("2:14x14:20/3"), Shape.parse("2:32x32:20/2")]
 
 
+@restoring_switches()
 def run(
     shapes: list[str] | None = None,
     variants: list[str] | None = None,
@@ -131,7 +134,7 @@ def measure(
     rounds: int,
     progress: Callable[[str], None],
 ) -> list[dict[str, Any]]:
-    """One row a variant: timings of both phases and the peak memory, or the reason why there are none."""
+    """One row per variant: timings of both phases and the peak memory, or the reason why there are none."""
     inputs, grad_out = _inputs(shape, device, dtype)
     sizes = {"num_heads": HEADS, "key_channels": HEADS * shape.key_depth}
     calls: dict[str, dict[str, Call]] = {"forward": {}, "both": {}}

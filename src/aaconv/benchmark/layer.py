@@ -7,13 +7,16 @@ from torch import nn
 
 from ..attention import BACKENDS
 from ..layers.aaconv import AAConv2d
-from .measure import failures_into, peak_memory, pick_device, state_of, time_interleaved
+from ..utils.device import pick_device
+from .measure import failures_into, peak_memory, state_of, time_interleaved
 from .output import Progress, Results, mib
+from .switches import restoring_switches
 
 CHANNELS = 256
 ATTENTION = {"key_channels": 160, "value_channels": 24, "num_heads": 8}
 
 
+@restoring_switches()
 def run(
     sizes: list[int],
     batch: int = 8,
@@ -36,7 +39,7 @@ def run(
 
 
 def measure(size: int, batch: int, device: torch.device, rounds: int) -> list[dict[str, Any]]:
-    """One row a variant: timings, peak memory and their ratios to eager, or the reason why there are none."""
+    """One row per variant: timings, peak memory and their ratios to eager, or the reason why there are none."""
     calls, memory, failures = {}, {}, {}
     for name, layer in _layers(size, device, failures).items():
         with failures_into(failures, name):

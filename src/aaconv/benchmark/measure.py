@@ -6,6 +6,7 @@ the call needs to begin with (inputs, parameters).
 """
 
 import gc
+import json
 import os
 import time
 import types
@@ -13,7 +14,11 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import accumulate
+from operator import itemgetter
+from pathlib import Path
 from statistics import quantiles
+from tempfile import TemporaryDirectory
 from typing import Any, TypeVar
 
 import torch
@@ -36,16 +41,6 @@ class Timing:
         p20, *_, p80 = quantiles(samples, n=5, method="inclusive") if len(samples) > 1 else samples * 2
         p50 = quantiles(samples, n=2, method="inclusive")[0] if len(samples) > 1 else samples[0]
         return cls(p20, p50, p80)
-
-
-def pick_device(name: str | None, *, needs_gpu: str | None = None) -> torch.device:
-    """The device of that name, or the GPU where there is one. needs_gpu: what cannot do without, unless told to."""
-    has_gpu = torch.cuda.is_available()
-    if name == "cuda" and not has_gpu:
-        raise ValueError("torch finds no CUDA device here; --device cpu runs on the processor")
-    if name is None and needs_gpu and not has_gpu:
-        raise ValueError(f"{needs_gpu} needs a GPU, and torch finds none; --device cpu tries it small on the processor")
-    return torch.device(name or ("cuda" if has_gpu else "cpu"))
 
 
 def time_interleaved(
@@ -136,18 +131,17 @@ def peak_memory(call: Call, device: torch.device, held: Iterable[Tensor] = ()) -
 
 
 def _peak_of_allocations(call: Call) -> int:
-    """The highest sum of what the CPU allocator gave and took back, as torch's profiler records it."""
+    """The highest sum of what the CPU allocator gave and took back, as torch's profiler writes it into its trace."""
     os.environ.setdefault("KINETO_LOG_LEVEL", "99")
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about events of an earlier cycle, which there is none of
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
             call()
-    events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
-    held = highest = 0
-    for event in sorted(events, key=lambda event: event.start_ns()):
-        held += event.nbytes()
-        highest = max(highest, held)
-    return highest
+        with TemporaryDirectory(prefix="aaconv-bench-") as folder:
+            profile.export_chrome_trace(f"{folder}/trace.json")
+            events = json.loads(Path(folder, "trace.json").read_bytes())["traceEvents"]
+    changes = [(event["ts"], event["args"]["Bytes"]) for event in events if event.get("name") == "[memory]"]
+    return max(accumulate((change for _, change in sorted(changes, key=itemgetter(0))), initial=0))
 
 
 def state_of(module: nn.Module) -> list[Tensor]:

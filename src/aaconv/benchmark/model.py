@@ -1,7 +1,7 @@
 """`aaconv bench model`: whole networks, bf16, channels_last, compiled: inference and the training step.
 
 Each is compiled once and timed twice: with its kernels launched one by one from the host ("launched") and replayed from
-a CUDA graph ("graph"). Of the graph it is also told where the time goes, by kind of kernel.
+a CUDA graph ("graph"). For the graph, the time is also split by kind of kernel.
 """
 
 import time
@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import torch
-import torch._inductor.config
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from ..models import create_model
+from ..utils.device import pick_device
+from ..utils.precision import autocast
 from .kernels import describe, kernel_times
 from .measure import (
     Call,
@@ -23,11 +24,11 @@ from .measure import (
     failures_into,
     graphed,
     peak_memory,
-    pick_device,
     state_of,
     time_interleaved,
 )
 from .output import Progress, Results
+from .switches import launch_from_cpp, restoring_switches
 
 Prepared = tuple[Call, Callable[[], list[Tensor]]]
 """A call, and what gives the tensors it holds all the time."""
@@ -86,6 +87,7 @@ class Case:
         return row | ({"failed": self.failures} if self.failures else {})
 
 
+@restoring_switches()
 def run(
     models: list[str],
     *,
@@ -109,8 +111,7 @@ def run(
     batch = batch or default_batch(where)
     settings = {"batch": batch, "size": size, "compiled": compiled, "cpp_wrapper": cpp_wrapper}
     results = Results("model", where, json_to, **settings)
-    # For the whole process: as an option of torch.compile it does not reach the backward (torch 2.11, issue 178845).
-    torch._inductor.config.cpp_wrapper = cpp_wrapper
+    launch_from_cpp(cpp_wrapper)
     for rows in measure(networks, phases, batch, size, compiled, where, rounds):
         results.replace(rows)
     print_rows(results, where, **settings)
@@ -203,7 +204,7 @@ def prepare_training(model: nn.Module, batch: int, size: int, compiled: bool, de
 
     def loss_of(x: Tensor, labels: Tensor) -> Tensor:
         # No cache of casts: inside a CUDA graph it would outlive the step.
-        with torch.autocast(device.type, torch.bfloat16, cache_enabled=False):
+        with autocast("bf16", device, cache=False):
             return F.cross_entropy(model(x), labels)
 
     loss_of = compile_apart(loss_of) if compiled else loss_of

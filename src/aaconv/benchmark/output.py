@@ -8,11 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
 
 from ..utils.environment import environment
 from ..utils.files import check_writable, replacing
-from ..utils.terminal import console
+from ..utils.terminal import console, new_table
 
 
 class Progress:
@@ -67,9 +66,7 @@ class Results:
             write_json(self.content(), "-")
             return
         output = console()
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for index, column in enumerate(columns):
-            table.add_column(column, justify="left" if index < 2 else "right", no_wrap=True)
+        table = new_table(*columns, right=columns[2:])
         for row in cells:
             table.add_row(*row)
         output.print(table, highlight=False)

@@ -3,20 +3,20 @@
 The table takes the figures from CUDA graphs where there are any: kernels, not Python.
 """
 
-import json
-from pathlib import Path
 from typing import Any
 
 from ..recipes.paper import TABLE_2
-from .measure import pick_device
+from ..utils.device import pick_device
+from ..utils.json_file import read_json
 from .model import Network, default_batch, measure, print_rows
 from .output import Results
+from .switches import restoring_switches
 
 PHASES = ["infer", "train"]
 
 
 class Latencies(Results):
-    """One record a model, as `aaconv table` reads them; a model that is not measured in both phases is left out."""
+    """One record per model, as `aaconv table` reads them; a model that is not measured in both phases is left out."""
 
     kept: dict[str, dict[str, Any]] = {}
     """Records of an earlier run, by network; they go before those of this one."""
@@ -39,7 +39,7 @@ class Latencies(Results):
         """Take over what the file holds; it must have been measured as this run measures."""
         ours = {"device": self.head["environment"]["device"], **self.head["settings"]}
         try:
-            records = {_name(record): record for record in json.loads(Path(path).read_text())}
+            records = {_name(record): record for record in read_json(path)}
             found = [{key: (record | record["environment"])[key] for key in ours} for record in records.values()]
         except FileNotFoundError:
             raise ValueError(f"there is no {path} to complete: drop --complete") from None
@@ -57,6 +57,7 @@ def _name(record: dict[str, Any]) -> str:
     return str(Network(record["model"], record["options"]))
 
 
+@restoring_switches()
 def run(
     *,
     batch: int | None = None,

@@ -23,10 +23,12 @@ from ..recipes.recipe import Model, Recipe
 from ..tasks.classify import Classify
 from ..training.progress import Display
 from ..training.trainer import Trainer, settings
+from ..utils.device import pick_device
 from ..utils.distributed import World
-from .measure import Timing, pick_device
+from .measure import Timing
 from .model import Network
 from .output import Progress, Results
+from .switches import restoring_switches
 
 IMAGES = {"cuda": 50_000, "cpu": 96}
 BATCH = {"cuda": 1024, "cpu": 16}
@@ -50,6 +52,7 @@ def _noise(number: int, seed: int) -> ArrayDataset:
     return ArrayDataset("noise", images, labels, classes, *CIFAR_STATISTICS["cifar100"], CropAndFlip())
 
 
+@restoring_switches()
 def run(
     model: str | None = None,
     *,
@@ -122,7 +125,7 @@ def measure(recipe: Recipe, device: torch.device, rounds: int, progress: Callabl
 
 
 def _bare_steps(trainer: Trainer) -> Callable[[int], float]:
-    """What takes so many steps on one batch and says how many seconds they took."""
+    """What takes a number of steps on one batch and says how many seconds they took."""
     learner, device = trainer.learner, trainer.world.device
     images, labels = next(trainer.train_loader.batches())
     images, labels = images.clone(memory_format=torch.preserve_format), labels.clone()

@@ -10,7 +10,7 @@ from rich.table import Table
 from ..attention import BACKENDS, choose_backend
 from ..cost.known import cost_of, known_models
 from ..utils.environment import cpu_name
-from ..utils.terminal import fitting_console
+from ..utils.terminal import fitting_console, new_table
 from ..version import __version__
 
 DTYPES = {"bf16": torch.bfloat16, "float32": torch.float32}
@@ -34,7 +34,7 @@ def print_report() -> None:
         output.print(f"{name:<9}{value}", markup=False, soft_wrap=True)
     output.print()
 
-    backends = _table(f"on {device.type}", *DTYPES)
+    backends = new_table(f"on {device.type}", *DTYPES, fold=True)
     reasons: dict[str, None] = {}
     for name in BACKENDS:
         answers = [why_not(name, SMALL_MAP, device, dtype) for dtype in DTYPES.values()]
@@ -60,7 +60,9 @@ def _models_table(rows: Iterable[tuple[str, list[Attention], list[str]]]) -> Tab
     """A column for both dtypes where they always take the same backend."""
     rows = list(rows)
     same = all(len(set(chosen)) == 1 for _, _, chosen in rows)
-    table = _table("model", "attention: map, key/value depth per head", *(["backend"] if same else DTYPES))
+    table = new_table(
+        "model", "attention: map, key/value depth per head", *(["backend"] if same else DTYPES), fold=True
+    )
     for name, found, chosen in rows:
         table.add_row(name, ", ".join(map(_describe, found)), *(chosen[:1] if same else chosen))
     return table
@@ -138,10 +140,3 @@ def _gpu() -> str:
         capability = f"compute capability {properties.major}.{properties.minor}"
         return f"{properties.name}, {capability}, {properties.total_memory / 2**30:.0f} GiB, CUDA {torch.version.cuda}"
     return "none" + ("" if torch.version.cuda else ": this torch is built without CUDA")
-
-
-def _table(*columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for column in columns:
-        table.add_column(column, overflow="fold")
-    return table

@@ -5,14 +5,13 @@ from collections.abc import Callable
 from dataclasses import asdict, fields
 from typing import Any
 
-from rich.table import Table
 from rich.text import Text
 
 from ..recipes import catalogue
 from ..recipes.overrides import field_texts
 from ..recipes.paper import ACCURACY
 from ..recipes.recipe import Recipe
-from ..utils.terminal import fitting_console
+from ..utils.terminal import fitting_console, new_table
 
 OUR_CHOICE = "our choice: the paper does not say"
 
@@ -41,9 +40,7 @@ def print_recipes(pattern: str = "*", *, as_json: bool = False) -> None:
     for title in DISPENSABLE:
         if sum(max(map(len, [title, *cells])) + 2 for title, cells in columns.items()) - 2 > output.width:
             del columns[title]
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    for title in columns:
-        table.add_column(title, justify="right" if title in ("epochs", "table", "paper") else "left", no_wrap=True)
+    table = new_table(*columns, right=("epochs", "table", "paper"))
     for row in zip(*columns.values(), strict=True):
         table.add_row(*map(Text, row))
     output.print(table)
@@ -66,8 +63,7 @@ def print_recipe(name: str, *, as_json: bool = False) -> None:
         output.print(Text(f"the paper, table {recipe.evidence.table}, {row.name}: {cells}"))
     output.print(Text(f"\n  aaconv train {recipe.name}{_where(recipe)}\n", "cyan"), soft_wrap=True)
     ours, texts = catalogue.ours(recipe), field_texts()
-    table = Table(box=None, pad_edge=False, show_header=False, padding=(0, 2, 0, 0))
-    table.add_column(no_wrap=True)
+    table = new_table("", header=False)
     table.add_column(overflow="fold")
     table.add_column(style="dim", overflow="fold")
     for field in fields(Recipe):

@@ -6,7 +6,7 @@ from fnmatch import fnmatchcase
 
 from rich.table import Table
 
-from ..utils.terminal import console, readable_bytes
+from ..utils.terminal import console, new_table, readable_bytes
 from .known import cost_of, known_models, pretrained
 from .totals import Cost, Totals
 
@@ -91,8 +91,4 @@ def _attention_table(cost: Totals) -> Table:
 
 
 def _new_table(first: str, *columns: str) -> Table:
-    table = Table(box=None, pad_edge=False, header_style="bold")
-    table.add_column(first, no_wrap=True)
-    for column in columns:
-        table.add_column(column, justify="left" if column == "kind" else "right", no_wrap=True)
-    return table
+    return new_table(first, *columns, right=[column for column in columns if column != "kind"])

@@ -1,9 +1,10 @@
 """Images on their way to a network: data sets by name, augmentation, and loaders that give batches on a device."""
 
+from .base_loader import Loader
 from .datasets import ArrayDataset, Dataset, FileDataset, open_dataset
 from .images import Skipped, UnreadableImage
-from .loaders import DeviceLoader, Loader, WorkerLoader, make_loader
-from .transforms import CropAndFlip, Normalize, cifar_train, inception_eval, inception_train
+from .loaders import DeviceLoader, WorkerLoader, make_loader
+from .transforms import CropAndFlip, Normalize, cifar_train, eval_transform, inception_train
 
 __all__ = [
     "ArrayDataset",
@@ -17,7 +18,7 @@ __all__ = [
     "UnreadableImage",
     "WorkerLoader",
     "cifar_train",
-    "inception_eval",
+    "eval_transform",
     "inception_train",
     "make_loader",
     "open_dataset",

@@ -4,9 +4,7 @@ Annotations are checked when they are opened: what contradicts itself is a Value
 that cannot be used are left out, counted and logged in one line.
 """
 
-import json
 import logging
-import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
@@ -15,18 +13,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
-from torchvision.transforms.v2.functional import pil_to_tensor
 
+from ..utils.json_file import read_json
+from ..utils.numbers import is_number, is_whole
 from .datasets import SPLITS, ArrayDataset, default_data_dir, open_dataset
-from .images import UnreadableImage, naming_unreadable
+from .images import UnreadableImage, read_stored
 
 SPLIT_NAMES = {"train": ("train", "train2017", "train2014"), "test": ("val", "val2017", "val2014", "test")}
 NAMES = ("shapes", "coco", "coco/PATH")
 MIN_SIDE = 1e-3
-"""Boxes with a shorter side, in pixels, are no boxes."""
+"""Boxes with a shorter side, in pixels, are not boxes."""
+LARGEST_SIDE, LARGEST_AREA = 1_000_000, 1e12
+"""Pixels: what is beyond is not an image."""
 
 _logger = logging.getLogger(__name__)
 
@@ -147,13 +147,7 @@ class _FileReader:
     files: tuple[str, ...]
 
     def __call__(self, index: int) -> Tensor:
-        return read_image(self.folder / self.files[index])
-
-
-def read_image(path: Path) -> Tensor:
-    """uint8 [3, height, width] of an image file, in RGB, as it is stored: that is what annotations are about."""
-    with naming_unreadable(lambda: str(path)), Image.open(path) as image:
-        return pil_to_tensor(image.convert("RGB"))
+        return read_stored(self.folder / self.files[index])
 
 
 def _coco_root(rest: str, data_dir: str | Path | None) -> Path:
@@ -185,10 +179,7 @@ def _open_coco(root: Path, split: str) -> DetectionDataset:
 def read_annotations(file: str | Path, folder: str | Path) -> DetectionDataset:
     """The images of a COCO annotation file, which lie in `folder`."""
     file = Path(file)
-    try:
-        content = json.loads(file.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{file} is not JSON: {error}") from None
+    content = read_json(file)
     lists = {name: content.get(name) if isinstance(content, dict) else None for name in _FIELDS}
     for name, entries in lists.items():
         if not isinstance(entries, list):
@@ -222,8 +213,9 @@ _FIELDS = {
 def _by_id(file: Path, what: str, entries: list[dict]) -> dict[int, dict]:
     found: dict[int, dict] = {}
     for entry in entries:
-        if not isinstance(entry["id"], int):
-            raise ValueError(f"{file}: the id of an entry of {what!r} must be a whole number, got {entry['id']!r}")
+        if not is_whole(entry["id"]):
+            found = repr(entry["id"])[:40]
+            raise ValueError(f"{file}: the id of an entry of {what!r} must be a whole number, got {found}")
         if entry["id"] in found:
             raise ValueError(f"{file}: the id {entry['id']} stands twice in {what!r}")
         found[entry["id"]] = entry
@@ -232,8 +224,9 @@ def _by_id(file: Path, what: str, entries: list[dict]) -> dict[int, dict]:
 
 def _size(file: Path, image: dict) -> tuple[int, int]:
     size = image["height"], image["width"]
-    if not all(isinstance(side, int) and side > 0 for side in size):
-        raise ValueError(f"{file}: image {image['id']} must have a height and a width, got {size[0]!r} and {size[1]!r}")
+    if not all(is_whole(side) and 0 < side <= LARGEST_SIDE for side in size):
+        found = " and ".join(repr(side)[:20] for side in size)
+        raise ValueError(f"{file}: image {image['id']} must have a height and a width, got {found}")
     return size
 
 
@@ -243,24 +236,28 @@ def _objects(file: Path, images: dict[int, dict], category_ids: list[int], entri
     rows: dict[int, list[tuple]] = {number: [] for number in images}
     wrong: Counter[str] = Counter()
     for entry in entries:
-        image, box = images.get(entry["image_id"]), _box(entry["bbox"])
-        if image is None:
+        image_id, category_id, box = entry["image_id"], entry["category_id"], _box(entry["bbox"])
+        if not is_whole(image_id) or image_id not in images:
             wrong["of an unknown image"] += 1
-        elif entry["category_id"] not in label_of:
-            wrong[f"of the unknown category {entry['category_id']}"] += 1
+        elif not is_whole(category_id) or category_id not in label_of:
+            known = is_whole(category_id) or isinstance(category_id, str)
+            wrong[f"of the unknown category {str(category_id)[:40]}" if known else "without a category"] += 1
         elif box is None:
             wrong["that are not four numbers"] += 1
         elif min(box[2] - box[0], box[3] - box[1]) < MIN_SIDE:
             wrong["without an area"] += 1
         else:
+            image = images[image_id]
             x0, x1 = (min(max(x, 0.0), image["width"]) for x in box[::2])
             y0, y1 = (min(max(y, 0.0), image["height"]) for y in box[1::2])
             if min(x1 - x0, y1 - y0) < MIN_SIDE:
                 wrong["outside of their image"] += 1
                 continue
-            area = float(entry.get("area") or (x1 - x0) * (y1 - y0))
-            row = (x0, y0, x1, y1), label_of[entry["category_id"]], area, bool(entry.get("iscrowd"))
-            rows[entry["image_id"]].append(row)
+            area = entry.get("area") or (x1 - x0) * (y1 - y0)
+            if not is_number(area) or not 0 < area < LARGEST_AREA:
+                wrong["with an area that is none"] += 1
+                continue
+            rows[image_id].append(((x0, y0, x1, y1), label_of[category_id], float(area), bool(entry.get("iscrowd"))))
     if wrong:
         _logger.warning("%s: left out boxes %s", file, ", ".join(f"{why} ({number})" for why, number in wrong.items()))
     return tuple(_stack(of_image) for of_image in rows.values())
@@ -268,11 +265,10 @@ def _objects(file: Path, images: dict[int, dict], category_ids: list[int], entri
 
 def _box(values: Any) -> tuple[float, float, float, float] | None:
     """x0, y0, x1, y1 of COCO's x, y, width, height; None where it is not that."""
-    try:
-        x, y, width, height = map(float, values)
-    except (TypeError, ValueError):
+    if not isinstance(values, list) or len(values) != 4 or not all(map(is_number, values)):
         return None
-    return (x, y, x + width, y + height) if math.isfinite(x + y + width + height) else None
+    x, y, width, height = map(float, values)
+    return (x, y, x + width, y + height)
 
 
 def _stack(rows: list[tuple]) -> Objects:

@@ -16,16 +16,14 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from PIL import Image
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_dataset
-from timm.utils.misc import natural_key
 from torch import Tensor
 from torchvision.datasets import CIFAR10, CIFAR100
 from torchvision.datasets.utils import calculate_md5
-from torchvision.transforms.v2.functional import pil_to_tensor
 
 from . import shapes, tar_shards
-from .images import IMAGE_ENDINGS, naming_unreadable
+from .image_folder import ImageFolder, class_folders, find_labelled
+from .images import decode_stored, naming_unreadable
 from .transforms import CropAndFlip
 
 SPLITS = ("train", "test")
@@ -92,8 +90,8 @@ class FileDataset:
         index = range(len(self))[index] if self.chosen is None else int(self.chosen[index])
         with naming_unreadable(lambda: self._file_name(index)):
             file, label, *_ = self.reader[index]
-            with file, Image.open(file) as image:
-                pixels = pil_to_tensor(image.convert("RGB"))
+            with file:
+                pixels = decode_stored(file)
         if label not in range(len(self.classes)):
             last = len(self.classes) - 1
             raise ValueError(
@@ -116,7 +114,7 @@ Dataset = ArrayDataset | FileDataset
 def open_dataset(name: str, data_dir: str | Path | None = None, split: str = "train", **options: Any) -> Dataset:
     """The training or the test images of a data set.
 
-    name       shapes, cifar10, cifar100, imagenet, a folder of images (its path, or folder/PATH: one folder a class,
+    name       shapes, cifar10, cifar100, imagenet, a folder of images (its path, or folder/PATH: one folder per class,
                within train/ and val/ where there are both), wds/PATH (webdataset shards on a disk), or hfds/NAME
                (Hugging Face; needs the package datasets)
     data_dir   where CIFAR's official files, ImageNet's two folders or Hugging Face's cache lie; paths in names are
@@ -149,7 +147,7 @@ def _check_options(kind: str, options: dict[str, Any]) -> None:
 
 
 def default_data_dir() -> Path:
-    """Where data lie and are downloaded to unless told otherwise."""
+    """Where data lie and are downloaded to by default."""
     return Path(os.environ.get("AACONV_DATA") or "~/.cache/aaconv/data").expanduser()
 
 
@@ -262,29 +260,15 @@ def _open_folder(rest: str, data_dir: str | Path | None, split: str) -> FileData
         expected = " or ".join(SPLIT_FOLDERS[split])
         raise FileNotFoundError(f"{root} has no folder of {split} images; expected one named {expected}")
     folder = folders[split] or root
-    classes = _class_folders(folders["train"] or folder)
-    if unknown := sorted(set(_class_folders(folder)) - set(classes)):
+    images = find_labelled(folder)
+    classes = class_folders(images if folders["train"] in (None, folder) else find_labelled(folders["train"]))
+    if unknown := sorted(set(class_folders(images)) - set(classes)):
         raise ValueError(f"{folder} has a class {unknown[0]!r} that {folders['train']} does not have")
-    class_map = {name: label for label, name in enumerate(classes)}
-    options = {"class_map": class_map, "input_key": ";".join(IMAGE_ENDINGS)}
-    dataset = create_dataset("", root=str(folder), search_split=False, **options)
-    return FileDataset(root.resolve().name, dataset.reader, tuple(classes))
+    return FileDataset(root.resolve().name, ImageFolder(folder, images, classes), tuple(classes))
 
 
 def _sub_folders(root: Path, split: str) -> Iterator[Path]:
     return (root / name for name in SPLIT_FOLDERS[split] if (root / name).is_dir())
-
-
-def _class_folders(folder: Path) -> list[str]:
-    """The names of the folders with images in them, in timm's order."""
-    names = set()
-    for place, _, files in os.walk(folder, followlinks=True):
-        if any(os.path.splitext(file)[1].lower() in IMAGE_ENDINGS for file in files):
-            names.add(os.path.basename(place) if Path(place) != folder else "")
-    if not names or "" in names:
-        found = "there are no images in it" if not names else "there are images in it that are in no class folder"
-        raise ValueError(f"{folder} must have a folder of images for each class; {found}")
-    return sorted(names, key=natural_key)
 
 
 def _open_shards(rest: str, data_dir: str | Path | None, split: str) -> FileDataset:
@@ -301,7 +285,9 @@ def _open_hugging_face(rest: str, data_dir: str | Path | None, split: str, **opt
     classes: Sequence[str] | None = getattr(reader.dataset.features.get(target), "names", None)
     if not classes:
         columns = ", ".join(reader.dataset.features)
-        raise ValueError(f"hfds/{rest}: {target!r} is no column of class labels; it has {columns}: choose target_key")
+        raise ValueError(
+            f"hfds/{rest}: {target!r} is not a column of class labels; it has {columns}: choose target_key"
+        )
     return FileDataset(rest, reader, tuple(classes))
 
 

@@ -5,13 +5,13 @@ once, kept on the device, and scaled, moved and mirrored there; a larger one is 
 """
 
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader
 
-from ..utils.device import cores
+from .base_loader import Loader, mix, to_device
 from .coco import DetectionDataset
 from .detection_transforms import (
     Placed,
@@ -21,8 +21,8 @@ from .detection_transforms import (
     move_boxes,
     move_images,
 )
-from .images import LIMIT, Skipped, UnreadableImage
-from .loaders import BatchKeys, Loader, drawing_from, mix, sort_out
+from .images import MAX_UNREADABLE, Skipped
+from .workers import SampleLoader, Samples, skip
 
 
 class Targets(NamedTuple):
@@ -45,7 +45,7 @@ KEPT_BYTES = 4 * 2**30
 
 
 class KeptDetectionLoader(Loader):
-    """All canvases on the device as uint8; the random numbers of an epoch are drawn at its start, on the processor."""
+    """All canvases on the device as uint8; the random numbers of an epoch are drawn at its start, on the CPU."""
 
     def __init__(
         self,
@@ -54,18 +54,18 @@ class KeptDetectionLoader(Loader):
         *,
         size: int,
         workers: int = 4,
-        max_unreadable: int = LIMIT,
+        max_unreadable: int = MAX_UNREADABLE,
         **options: Any,
     ) -> None:
         self.skipped = Skipped(max_unreadable)
-        all_of_them = _decode(dataset, size, workers, self.skipped)
-        super().__init__(dataset.subset(all_of_them.index), batch_size, **options)
+        *tensors, index = _decode(dataset, size, workers, self.skipped)
+        super().__init__(dataset.subset(index), batch_size, **options)
         self.size = size
-        self.canvases, self.boxes, self.labels, self.sizes = (tensor.to(self.device) for tensor in all_of_them[:4])
+        self.canvases, self.boxes, self.labels, self.sizes = (tensor.to(self.device) for tensor in tensors)
 
     def batches(self, epoch: int = 0, first_step: int = 0) -> Iterator[Batch]:
         steps = self._steps(epoch, first_step)
-        order, random = (_to(part, self.device) for part in self.plan(epoch))
+        order, random = (to_device(part, self.device) for part in self.plan(epoch))
         places = map(self._places, steps)
         return (self.load(order[place], random[:, place]) for place in places)
 
@@ -86,53 +86,16 @@ class KeptDetectionLoader(Loader):
         return images, Targets(boxes, labels, sizes, index)
 
 
-class WorkerDetectionLoader(Loader):
-    """Images decoded and placed one by one in `workers` processes (0: in this one), a few batches ahead.
+class WorkerDetectionLoader(SampleLoader):
+    """Images decoded and placed one by one in `workers` processes."""
 
-    Each image is placed with torch's generator seeded by the seed, the epoch and its place, whoever does it. Unreadable
-    images are reported to `skipped`: evaluation leaves them out; in training others of the batch take their places.
-    """
+    def __init__(self, dataset: DetectionDataset, batch_size: int, *, size: int, train: bool, **options: Any) -> None:
+        place = (PlaceForTraining if train else PlaceForEvaluation)(size, dataset.mean)
+        super().__init__(dataset, batch_size, train=train, samples=partial(_PlacedImages, dataset, place), **options)
+        self.size = size
 
-    def __init__(
-        self,
-        dataset: DetectionDataset,
-        batch_size: int,
-        *,
-        size: int,
-        workers: int = 4,
-        max_unreadable: int = LIMIT,
-        **options: Any,
-    ) -> None:
-        super().__init__(dataset, batch_size, **options)
-        self.size, self.skipped = size, Skipped(max_unreadable)
-        place = (PlaceForTraining if self.train else PlaceForEvaluation)(size, dataset.mean)
-        self._keys = BatchKeys()
-        self._loader = _worker_loader(_PlacedImages(dataset, place, self.seed), workers, self._keys, self.device)
-
-    def batches(self, epoch: int = 0, first_step: int = 0) -> Iterator[Batch]:
-        return self._deliver(epoch, self._steps(epoch, first_step))
-
-    def _deliver(self, epoch: int, steps: range) -> Iterator[Batch]:
-        order = self._order(torch.Generator().manual_seed(mix(self.seed, epoch))).tolist()
-        places = range(len(order))
-        keys = ([(order[place], epoch, place) for place in places[self._places(step)]] for step in steps)
-        self._keys.of_epoch = keys
-        for step, part in zip(steps, self._loader, strict=True):
-            for name, reason in part.unreadable:
-                self.skipped.add(UnreadableImage(name, reason))
-            if not len(part.images):
-                if self.train:
-                    first = part.unreadable[0][0]
-                    raise OSError(f"no image of epoch {epoch}, step {step} can be read; the first is {first}")
-                continue
-            images, *tensors = part.images, part.boxes, part.labels, part.sizes, part.index
-            if self.train and part.unreadable:
-                filled = torch.arange(self.batch_size) % len(images)
-                images, *tensors = (tensor[filled] for tensor in (images, *tensors))
-            images, *tensors = (_to(tensor, self.device) for tensor in (images, *tensors))
-            yield self.normalize(images), Targets(*tensors)
-            if self._keys.of_epoch is not keys:
-                raise RuntimeError("another epoch of this loader was begun: it can deliver one at a time")
+    def pack(self, images: Tensor, *others: Tensor) -> Batch:
+        return images, Targets(*others)
 
 
 DetectionLoader = KeptDetectionLoader | WorkerDetectionLoader
@@ -163,84 +126,39 @@ def pad_objects(objects: list[tuple[Tensor, Tensor]], number: int) -> tuple[Tens
     return boxes, labels
 
 
-class _Part(NamedTuple):
-    """Placed images as a worker sends them: in few tensors, each of which takes a file descriptor on its way."""
-
-    images: Tensor
-    boxes: Tensor
-    labels: Tensor
-    sizes: Tensor
-    index: Tensor
-    unreadable: list[tuple[str, str]]
-
-
-def _decode(dataset: DetectionDataset, size: int, workers: int, skipped: Skipped) -> _Part:
-    """All images that can be read."""
-    place = PlaceForEvaluation(size, dataset.mean)
+def _decode(dataset: DetectionDataset, size: int, workers: int, skipped: Skipped) -> tuple[Tensor, ...]:
+    """All images that can be read, on their canvases, and the fields of `Targets`."""
+    samples = _PlacedImages(dataset, PlaceForEvaluation(size, dataset.mean), 0)
     # Small parts: what workers have ready, four parts each, lies in shared memory, which may be scarce.
     keys = [[(index, 0, index) for index in part.tolist()] for part in torch.arange(len(dataset)).split(16)]
     canvases = torch.empty(len(dataset), 3, size, size, dtype=torch.uint8)
     rest, done = [], 0
-    for images, *tensors, unreadable in _worker_loader(
-        _PlacedImages(dataset, place, 0), min(workers, len(keys) - 1), keys
-    ):
-        canvases[done : done + len(images)] = images
-        done += len(images)
-        rest.append([tensor.clone() for tensor in tensors])
-        for name, reason in unreadable:
-            skipped.add(UnreadableImage(name, reason))
+    for tensors, failed in samples.loader(keys, min(workers, len(keys) - 1)):
+        skip(failed, skipped)
+        if tensors is not None:
+            images, *others = tensors
+            canvases[done : done + len(images)] = images
+            done += len(images)
+            rest.append([tensor.clone() for tensor in others])
     if not done:
         name, reason = next(iter(skipped.reasons.items()))
         raise OSError(f"none of the images of {dataset.name} can be read; the first is {name}: {reason}")
-    return _Part(canvases[:done], *(torch.cat(parts) for parts in zip(*rest, strict=True)), [])
+    return canvases[:done], *(torch.cat(parts) for parts in zip(*rest, strict=True))
 
 
-class _PlacedImages:
-    """A data set that is asked for (index, epoch, place) and answers with the index and the placed image."""
+class _PlacedImages(Samples[tuple[int, Placed]]):
+    """Samples are the index of an image and the image on its canvas."""
 
     def __init__(self, dataset: DetectionDataset, place: PlaceForTraining | PlaceForEvaluation, seed: int) -> None:
-        self.dataset, self.place, self.seed = dataset, place, seed
+        super().__init__(dataset, seed)
+        self.place = place
         self.most = max(len(objects.labels) for objects in dataset.objects)
 
-    def __len__(self) -> int:
-        return len(self.dataset)
+    def make(self, index: int) -> tuple[int, Placed]:
+        return index, self.place(*self.dataset[index])
 
-    def __getitem__(self, key: tuple[int, int, int]) -> tuple[int, Placed] | UnreadableImage:
-        index, epoch, place = key
-        try:
-            image, objects = self.dataset[index]
-        except UnreadableImage as unreadable:
-            return unreadable
-        with drawing_from(self.seed, epoch, place):
-            return index, self.place(image, objects)
-
-    def collate(self, samples: list[tuple[int, Placed] | UnreadableImage]) -> _Part:
-        good, unreadable = sort_out(samples)
-        index, placed = zip(*good, strict=True) if good else ((), ())
+    def stack(self, samples: list[tuple[int, Placed]]) -> tuple[Tensor, ...]:
+        index, placed = zip(*samples, strict=True)
         boxes, labels = pad_objects([(one.boxes, one.labels) for one in placed], self.most)
-        size = self.place.size
-        images = torch.stack([one.image for one in placed]) if placed else torch.empty(0, 3, size, size)
-        sizes = torch.tensor([one.size for one in placed], dtype=torch.int64).reshape(-1, 2)
-        return _Part(images, boxes, labels, sizes, torch.tensor(index, dtype=torch.int64), unreadable)
-
-
-def _worker_loader(images: _PlacedImages, workers: int, batches: Any, device: torch.device | None = None) -> DataLoader:
-    if workers < 0:
-        raise ValueError(f"workers must be at least 0, got {workers}")
-    workers = min(workers, cores())
-    return DataLoader(
-        images,
-        batch_sampler=batches,
-        num_workers=workers,
-        prefetch_factor=4 if workers else None,
-        persistent_workers=workers > 0 and device is not None,
-        collate_fn=images.collate,
-        pin_memory=device is not None and device.type == "cuda",
-        generator=torch.Generator().manual_seed(images.seed),
-    )
-
-
-def _to(tensor: Tensor, device: torch.device) -> Tensor:
-    if device.type == "cuda" and tensor.device.type == "cpu":
-        tensor = tensor.pin_memory()
-    return tensor.to(device, non_blocking=True)
+        sizes = torch.tensor([one.size for one in placed], dtype=torch.int64)
+        return torch.stack([one.image for one in placed]), boxes, labels, sizes, torch.tensor(index)

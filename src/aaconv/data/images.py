@@ -1,63 +1,30 @@
-"""Image files that people bring, in any mode, and one kind of error for all that cannot be read."""
+"""Image files: finding them, decoding them, and one kind of error for all that cannot be read.
+
+`read_stored` gives the pixels as they lie in the file, which is what labels and boxes of a data set are about;
+`read_photograph` gives them as a person sees them. Both decode once, at most AACONV_MAX_PIXELS pixels.
+"""
 
 import glob
 import logging
+import os
+import re
+import stat
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 from torch import Tensor
-from torchvision.transforms.v2 import functional as F
 from torchvision.transforms.v2.functional import pil_to_tensor
 
 BACKGROUND = (255, 255, 255)  # behind what is transparent
-
-
-@contextmanager
-def naming_unreadable(name: Callable[[], str]) -> Iterator[None]:
-    """Whatever a decoder raises within it becomes an `UnreadableImage` of that name."""
-    try:
-        yield
-    except MemoryError:
-        raise
-    except FileNotFoundError as error:
-        raise UnreadableImage(name(), "there is no such file") from error
-    except UnidentifiedImageError as error:
-        raise UnreadableImage(name(), "no image, or of an unknown format") from error
-    except Exception as error:  # decoders raise whatever they like on broken bytes
-        raise UnreadableImage(name(), f"{type(error).__name__}: {' '.join(str(error).split())}") from error
-
-
-def read_photograph(path: str | Path) -> Tensor:
-    """uint8 [3, height, width] of a file in any mode: grey, with a palette, 16 bits, transparent, turned by EXIF."""
-    with Image.open(path) as image:
-        image = ImageOps.exif_transpose(image)
-        if image.mode.startswith(("I", "F")):
-            image = _eight_bits(image)
-        if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
-            image = image.convert("RGBA")
-            ground = Image.new("RGBA", image.size, (*BACKGROUND, 255))
-            image = Image.alpha_composite(ground, image)
-        return pil_to_tensor(image.convert("RGB"))
-
-
-def _eight_bits(image: Image.Image) -> Image.Image:
-    values = np.asarray(image, dtype=np.float64)
-    if image.mode.startswith("I;16"):
-        scaled = values / 257
-    else:
-        low, high = float(values.min()), float(values.max())
-        scaled = 255 * (values - low) / (high - low or 1) if (low < 0 or high > 255) else values
-    return Image.fromarray(scaled.round().astype(np.uint8))
-
-
 IMAGE_ENDINGS = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".gif")
-
-
-LIMIT = 50
-
+MAX_PIXELS = 120_000_000
+"""Of one image, unless the environment variable AACONV_MAX_PIXELS says otherwise: phones take 108 megapixels."""
+MAX_UNREADABLE = 50
 
 _logger = logging.getLogger(__name__)
 
@@ -73,7 +40,7 @@ class UnreadableImage(Exception):
 class Skipped:
     """The unreadable images met so far, by name; one that is met again is not counted again."""
 
-    def __init__(self, limit: int = LIMIT) -> None:
+    def __init__(self, limit: int = MAX_UNREADABLE) -> None:
         if limit < 0:
             raise ValueError(f"the limit of unreadable images must be at least 0, got {limit}")
         self.limit = limit
@@ -97,7 +64,108 @@ class Skipped:
         )
 
 
-LONGEST = 4  # times the shorter side: what the middle of an image is cut out of
+class _Refused(Exception):
+    """An image that is not decoded; the text is the whole reason."""
+
+
+@contextmanager
+def naming_unreadable(name: Callable[[], str]) -> Iterator[None]:
+    """Whatever a decoder raises within it becomes an `UnreadableImage` of that name."""
+    try:
+        yield
+    except (MemoryError, UnreadableImage):
+        raise
+    except FileNotFoundError as error:
+        raise UnreadableImage(name(), "there is no such file") from error
+    except UnidentifiedImageError as error:
+        raise UnreadableImage(name(), "not an image, or of an unknown format") from error
+    except _Refused as error:
+        raise UnreadableImage(name(), str(error)) from None
+    except Exception as error:  # decoders raise whatever they like on broken bytes
+        raise UnreadableImage(name(), f"{type(error).__name__}: {' '.join(str(error).split())}") from error
+
+
+def read_stored(path: str | Path) -> Tensor:
+    """uint8 [3, height, width] of an image file, in RGB, as it is stored; `UnreadableImage` says what is wrong."""
+    with naming_unreadable(lambda: str(path)), open_regular(path) as file:
+        return decode_stored(file)
+
+
+def read_photograph(path: str | Path) -> Tensor:
+    """uint8 [3, height, width] of a file in any mode: grey, with a palette, 16 bits, transparent, turned by EXIF."""
+    with naming_unreadable(lambda: str(path)), open_regular(path) as file, _opened(file) as image:
+        ImageOps.exif_transpose(image, in_place=True)
+        image = _eight_bits(image)
+        if image.mode in ("RGBA", "LA", "PA") or "transparency" in image.info:
+            image = image.convert("RGBA")
+            ground = Image.new("RGBA", image.size, (*BACKGROUND, 255))
+            image = Image.alpha_composite(ground, image)
+        return _pixels(image)
+
+
+def decode_stored(file: BinaryIO) -> Tensor:
+    """uint8 [3, height, width] of an open file, as `read_stored`; raises what the decoder does."""
+    with _opened(file) as image:
+        return _pixels(_eight_bits(image))
+
+
+def open_regular(path: str | Path) -> BinaryIO:
+    """A regular file, opened to be read; anything else is refused without waiting for it."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would wait for a writer
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        raise _Refused("a folder, not an image" if Path(path).is_dir() else "not a regular file")
+    return os.fdopen(handle, "rb")
+
+
+def max_pixels() -> int:
+    """The pixels that one image may have."""
+    text = os.environ.get("AACONV_MAX_PIXELS") or str(MAX_PIXELS)
+    if not text.isdecimal() or not 1 <= int(text) < 2**62:
+        raise ValueError(f"AACONV_MAX_PIXELS must be a whole number of pixels, at least 1, got {text!r}")
+    return int(text)
+
+
+@contextmanager
+def _opened(file: BinaryIO) -> Iterator[Image.Image]:
+    """An image, not decoded yet. Pillow's limit, which it looks at whenever it makes an image, is ours within."""
+    before, Image.MAX_IMAGE_PIXELS = Image.MAX_IMAGE_PIXELS, max_pixels()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", Image.DecompressionBombWarning)
+            with Image.open(file) as image:
+                yield image
+    except (Image.DecompressionBombWarning, Image.DecompressionBombError) as error:
+        pixels = re.search(r"\((\d+) pixels", str(error))
+        found = f"it has {int(pixels[1]):,} pixels, " if pixels else ""
+        limit = f"more than the limit of {Image.MAX_IMAGE_PIXELS:,}"
+        raise _Refused(f"{found}{limit}; AACONV_MAX_PIXELS=N in the environment raises it") from None
+    finally:
+        Image.MAX_IMAGE_PIXELS = before
+
+
+def _pixels(image: Image.Image) -> Tensor:
+    return pil_to_tensor(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+def _eight_bits(image: Image.Image) -> Image.Image:
+    """Grey values of 16 or 32 bits or floats as bytes; what lies beyond 0 to 255 is stretched over it."""
+    if not image.mode.startswith(("I", "F")):
+        return image
+    values = np.asarray(image).astype(np.float32)
+    finite = np.isfinite(values)
+    if not finite.all():
+        if not finite.any():
+            raise _Refused("none of its pixels is a finite number")
+        values[~finite] = values[finite].min()
+    low, high = float(values.min()), float(values.max())
+    if image.mode.startswith("I;16"):
+        values /= 257
+    elif low < 0 or high > 255:
+        values = (values - low) * (255 / (high - low or 1))
+    elif image.mode == "F" and high <= 1:
+        values *= 255
+    return Image.fromarray(values.round().astype(np.uint8))
 
 
 def find_images(places: Iterable[str | Path]) -> list[Path]:
@@ -105,7 +173,7 @@ def find_images(places: Iterable[str | Path]) -> list[Path]:
     found: dict[Path, None] = {}
     for place in map(str, places):
         if Path(place).is_dir():
-            below = sorted(p for p in Path(place).rglob("*") if p.suffix.lower() in IMAGE_ENDINGS and p.is_file())
+            below = sorted(walk_images(Path(place)))
             if not below:
                 raise FileNotFoundError(f"there are no images in the folder {place}")
         elif Path(place).exists():
@@ -120,8 +188,32 @@ def find_images(places: Iterable[str | Path]) -> list[Path]:
     return list(found)
 
 
-def read_image(path: str | Path) -> Tensor:
-    """uint8 [3, height, width] of a file. Of a very long image only the middle: the rest would be cut off anyway."""
-    pixels = read_photograph(path)
-    longest = LONGEST * min(pixels.shape[1:])
-    return F.center_crop(pixels, [min(length, longest) for length in pixels.shape[1:]])
+def walk_images(folder: Path) -> Iterator[Path]:
+    """All image files below a folder, in no order.
+
+    Links are followed, but no folder is entered twice: they may lead back. What is not a file, such as a FIFO, is left
+    out; a link to nothing is not, and will be reported as unreadable.
+    """
+    waiting, seen = [folder], set()
+    while waiting:
+        place = waiting.pop()
+        try:
+            about, entries = place.stat(), sorted(os.scandir(place), key=lambda entry: entry.name, reverse=True)
+        except OSError:
+            continue  # a folder that nobody may look into
+        if (about.st_dev, about.st_ino) in seen:
+            continue
+        seen.add((about.st_dev, about.st_ino))
+        for entry in entries:
+            kind = _kind(entry)
+            if kind == "folder":
+                waiting.append(place / entry.name)
+            elif kind != "other" and os.path.splitext(entry.name)[1].lower() in IMAGE_ENDINGS:
+                yield place / entry.name
+
+
+def _kind(entry: os.DirEntry) -> str:
+    try:
+        return "folder" if entry.is_dir() else "file" if entry.is_file() or not os.path.exists(entry.path) else "other"
+    except OSError:  # a link to itself
+        return "broken"

@@ -6,12 +6,14 @@ import math
 from collections import Counter
 from pathlib import Path
 from textwrap import shorten
+from typing import NamedTuple
 
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Rectangle
 from torch import Tensor
+from torchvision.transforms.v2.functional import resize
 
 from ..utils import figures
 from .class_names import class_colour, class_title
@@ -24,6 +26,16 @@ STYLE = {"font.family": "sans-serif", "font.size": 9, "text.color": INK}
 CELL, SIDE, CAPTION, HEADER, MARGIN = 1.3, 1.18, 0.22, 0.85, 0.3  # inches
 MAX_COUNT = 400
 LETTERS = 21  # what fits under an image
+LARGEST_SIDE = 1000  # pixels of an image that is kept; its cell has fewer
+
+
+class Example(NamedTuple):
+    """An image, made smaller if it was large, its (height, width) before, and its label or its objects."""
+
+    index: int
+    image: Tensor
+    size: tuple[int, int]
+    shown: int | Objects
 
 
 def save(
@@ -60,29 +72,28 @@ def sheet(dataset: Dataset | DetectionDataset, split: str, *, count: int, seed: 
     figure = Figure(figsize=(width, height))
     figure.text(MARGIN / width, 1 - 0.42 / height, dataset.name, fontsize=15, fontweight="bold", va="baseline")
     figure.text(MARGIN / width, 1 - 0.66 / height, _about(dataset, split, examples), color=PALE, va="baseline")
-    for number, (index, image, shown) in enumerate(examples):
+    for number, (index, image, size, shown) in enumerate(examples):
         row, column = divmod(number, columns)
         left = MARGIN + column * CELL
         top = HEADER + row * (CELL + CAPTION)
         axes = figure.add_axes((left / width, 1 - (top + SIDE) / height, SIDE / width, SIDE / height))
         if isinstance(shown, Objects):
-            _show(axes, image, _most_frequent(shown, dataset.classes))
+            _show(axes, image, size, _most_frequent(shown, dataset.classes))
             _draw_objects(axes, shown)
         else:
-            _show(axes, image, class_title(dataset.classes[shown]))
+            _show(axes, image, size, class_title(dataset.classes[shown]))
             _draw_boxes(axes, dataset, index)
     return figure
 
 
-def _examples(
-    dataset: Dataset | DetectionDataset, count: int, seed: int
-) -> list[tuple[int, Tensor, int]] | list[tuple[int, Tensor, Objects]]:
-    """(index, image, its label or its objects) of images in random order."""
+def _examples(dataset: Dataset | DetectionDataset, count: int, seed: int) -> list[Example]:
+    """Images in random order."""
     order = torch.randperm(len(dataset), generator=torch.Generator().manual_seed(seed)).tolist()
     skipped, examples = Skipped(), []
     for index in order:
         try:
-            examples.append((index, *dataset[index]))
+            image, shown = dataset[index]
+            examples.append(Example(index, _shrunk(image), tuple(image.shape[1:]), shown))
         except UnreadableImage as image:
             skipped.add(image)
         if len(examples) == count:
@@ -93,8 +104,15 @@ def _examples(
     return examples
 
 
-def _about(dataset: Dataset | DetectionDataset, split: str, examples: list[tuple]) -> str:
-    sizes = {tuple(image.shape[1:]) for _, image, _ in examples}
+def _shrunk(image: Tensor) -> Tensor:
+    scale = LARGEST_SIDE / max(image.shape[1:])
+    if scale >= 1:
+        return image
+    return resize(image, [max(1, round(scale * side)) for side in image.shape[1:]], antialias=True)
+
+
+def _about(dataset: Dataset | DetectionDataset, split: str, examples: list[Example]) -> str:
+    sizes = {example.size for example in examples}
     size = "{1} x {0} pixels".format(*next(iter(sizes))) if len(sizes) == 1 else "of many sizes"
     images = "training images" if split == "train" else "test images"
     if isinstance(dataset, DetectionDataset):
@@ -102,9 +120,11 @@ def _about(dataset: Dataset | DetectionDataset, split: str, examples: list[tuple
     return f"{len(dataset):,} {images} in {len(dataset.classes):,} classes, {size}"
 
 
-def _show(axes: Axes, image: Tensor, title: str) -> None:
-    small = image.shape[-1] < 100
-    axes.imshow(image.permute(1, 2, 0).numpy(), interpolation="nearest" if small else "antialiased")
+def _show(axes: Axes, image: Tensor, size: tuple[int, int], title: str) -> None:
+    height, width = size
+    extent = (-0.5, width - 0.5, height - 0.5, -0.5)  # boxes are in pixels of the file
+    how = "nearest" if width < 100 else "antialiased"
+    axes.imshow(image.permute(1, 2, 0).numpy(), interpolation=how, extent=extent)
     axes.axis("off")
     text = shorten(title, LETTERS, placeholder="…") if " " in title else title
     text = text if len(text) <= LETTERS else text[: LETTERS - 1] + "…"

@@ -12,6 +12,9 @@ from typing import NamedTuple
 from timm.data.readers.reader import Reader
 
 IMAGE_ENDINGS = ("jpg", "jpeg", "png", "webp")
+MOST_CLASSES = 100_000
+"""Without a list of them, unless there are more images: memory must not follow a label that is a slip of the pen."""
+LABEL_BYTES = 100
 SPLIT_WORDS = {"train": ("train",), "test": ("val", "test", "eval")}
 
 
@@ -39,15 +42,23 @@ class TarShards(Reader):
         self.class_to_idx = {name: label for label, name in enumerate(self._class_names(shards[0].parent))}
 
     def _class_names(self, folder: Path) -> list[str]:
-        number = max(entry.label for entry in self.entries) + 1
+        """Of classes.txt, which says how many there are; without it as many as the labels want."""
+        largest = max(self.entries, key=lambda entry: entry.label)
         listed = folder / "classes.txt"
         if not listed.exists():
-            return [str(label) for label in range(number)]
+            most = max(MOST_CLASSES, len(self.entries))
+            if largest.label >= most:
+                raise ValueError(
+                    f"{largest.shard}: the label of {largest.key} is {_short(largest.label)}, expected less than "
+                    f"{most:,}; {listed} may name more classes, one per line"
+                )
+            return [str(label) for label in range(largest.label + 1)]
         names = listed.read_text().split("\n")
         names = [name.strip() for name in names if name.strip()]
-        if len(names) < number or len(set(names)) < len(names):
+        if len(names) <= largest.label or len(set(names)) < len(names):
+            wanted = _short(largest.label + 1)
             raise ValueError(
-                f"{listed} must name each of {number} classes on a line of its own, got {len(names)} names"
+                f"{listed} must name each of {wanted} classes on a line of its own, got {len(names)} names"
             )
         return names
 
@@ -91,18 +102,36 @@ def _scan(shard: Path) -> list[Entry]:
     images: dict[str, tuple[int, int]] = {}
     labels: dict[str, int] = {}
     try:
-        with tarfile.open(shard, "r:") as tar:
+        with _Bounded(shard) as file, tarfile.open(fileobj=file, mode="r:") as tar:
             for member in tar:
                 key, _, ending = member.name.rpartition("/")[2].partition(".")
                 key = member.name[: len(member.name) - len(ending) - 1]
                 if not member.isreg():
                     continue
+                if member.size < 0 or member.offset_data + member.size > file.size:
+                    raise tarfile.ReadError(f"{member.name[:80]} ends beyond the end of the file")
                 if ending.lower() == "cls":
-                    labels[key] = int(tar.extractfile(member).read())
+                    labels[key] = int(tar.extractfile(member).read(LABEL_BYTES + 1)[: LABEL_BYTES + 1])
                 elif ending.lower() in IMAGE_ENDINGS:
                     images[key] = member.offset_data, member.size
-    except (tarfile.TarError, ValueError) as error:
-        raise ValueError(f"{shard} is no webdataset shard: {error}") from None
+    except (tarfile.TarError, ValueError, OverflowError) as error:
+        raise ValueError(f"{shard} is not a webdataset shard: {error}") from None
     if negative := [key for key, label in labels.items() if label < 0]:
         raise ValueError(f"{shard}: the label of {negative[0]} is {labels[negative[0]]}, expected at least 0")
     return [Entry(shard, key, *place, labels[key]) for key, place in images.items() if key in labels]
+
+
+class _Bounded(io.FileIO):
+    """A file of which nobody can ask for more than there is: a header may claim any size, and it would be allocated."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path)
+        self.size = path.stat().st_size
+
+    def read(self, size: int = -1) -> bytes:
+        left = max(0, self.size - self.tell())
+        return super().read(left if size < 0 else min(size, left))
+
+
+def _short(number: int) -> str:
+    return str(number) if number < 10**20 else f"a number of {number.bit_length()} bits"

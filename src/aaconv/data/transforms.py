@@ -9,9 +9,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 from torchvision.transforms import v2
+from torchvision.transforms.v2.functional import center_crop
 
 EVAL_CROP = 0.875
 """The part of the shorter side that evaluation looks at, as in Inception and ResNet."""
+LONGEST = 16
+"""Times the shorter side: what is longer is cut before it is enlarged, or one row of pixels would fill all memory."""
 
 
 @dataclass(frozen=True)
@@ -41,9 +44,17 @@ def inception_train(size: int) -> v2.Transform:
     )
 
 
-def inception_eval(size: int) -> v2.Transform:
-    """The middle size x size pixels after the shorter side was resized to size / 0.875."""
-    return v2.Compose([v2.Resize(round(size / EVAL_CROP), antialias=True), v2.CenterCrop(size)])
+def eval_transform(size: int, crop: float = EVAL_CROP) -> v2.Transform:
+    """The middle size x size pixels after the shorter side was resized to size / crop."""
+    return v2.Compose([v2.Lambda(cut_ends), v2.Resize(round(size / crop), antialias=True), v2.CenterCrop(size)])
+
+
+def cut_ends(image: Tensor) -> Tensor:
+    """The middle of an image [..., height, width] that is more than `LONGEST` times as long as it is wide."""
+    longest = LONGEST * min(image.shape[-2:])
+    if max(image.shape[-2:]) <= longest:
+        return image
+    return center_crop(image, [min(side, longest) for side in image.shape[-2:]])
 
 
 def fill_colour(mean: Sequence[float]) -> list[int]:

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from ..data.coco import DetectionDataset
 from ..utils.files import replacing
+from ..utils.json_file import read_json
+from ..utils.numbers import is_number, is_whole
 from .postprocess import Detections
 
 Result = dict[str, Any]
@@ -26,7 +28,7 @@ HOW_TO_SCORE = "pip install torchmetrics faster-coco-eval, or score the saved de
 
 
 def to_results(detections: Detections, image_id: int, category_ids: tuple[int, ...]) -> list[Result]:
-    """The detections of one image, best first; rounded, since a hundred of them an image add up."""
+    """The detections of one image, best first; rounded, since a hundred per image add up."""
     sides = detections.boxes[:, 2:] - detections.boxes[:, :2]
     boxes = torch.cat([detections.boxes[:, :2], sides], dim=1).double().tolist()
     return [
@@ -41,7 +43,7 @@ def to_results(detections: Detections, image_id: int, category_ids: tuple[int, .
 
 
 def write_results(path: str | Path, results: list[Result]) -> None:
-    """A COCO result file, one detection a line."""
+    """A COCO result file, one detection per line."""
     with replacing(path) as draft, draft.open("w") as file:
         lines = (json.dumps(result, separators=(",", ":")) for result in results)
         file.write("[\n" + ",\n".join(lines) + "\n]\n")
@@ -50,15 +52,12 @@ def write_results(path: str | Path, results: list[Result]) -> None:
 def read_results(path: str | Path, dataset: DetectionDataset) -> list[Result]:
     """What `write_results`, or any other detector, has written about the images of a data set."""
     path = Path(path)
-    try:
-        results = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+    results = read_json(path)
     if not isinstance(results, list):
         raise ValueError(f"{path} is not in COCO's result format: it must be a list of detections")
     known = {dataset.image_ids[dataset.place(index)] for index in range(len(dataset))}
     for result in results:
-        if not isinstance(result, dict) or not _is_result(result):
+        if not _is_result(result):
             raise ValueError(f"{path} is not in COCO's result format: {str(result)[:80]}")
         if result["image_id"] not in known:
             raise ValueError(f"{path} is about image {result['image_id']}, which {dataset.name} does not have")
@@ -67,10 +66,11 @@ def read_results(path: str | Path, dataset: DetectionDataset) -> list[Result]:
     return results
 
 
-def _is_result(result: dict) -> bool:
-    box, score = result.get("bbox"), result.get("score")
-    numbers = [*(box if isinstance(box, list) else ()), score]
-    return len(numbers) == 5 and all(isinstance(number, int | float) for number in numbers) and "image_id" in result
+def _is_result(result: Any) -> bool:
+    if not isinstance(result, dict) or not all(is_whole(result.get(name)) for name in ("image_id", "category_id")):
+        return False
+    box = result.get("bbox")
+    return isinstance(box, list) and len(box) == 4 and all(map(is_number, [*box, result.get("score")]))
 
 
 def scorer() -> str | None:
@@ -79,7 +79,7 @@ def scorer() -> str | None:
 
 
 def why_no_scorer() -> str:
-    """Why `scorer` gives None, and the way out, in a line."""
+    """Why `scorer` gives None, and the way out, in one line."""
     return _find_scorer()[1]
 
 
@@ -98,7 +98,7 @@ def _find_scorer() -> tuple[str | None, str]:
             troubles.append(f"{package.replace('_', '-')} is installed but does not work ({reason})")
         else:
             return package, ""
-    return None, f"{'; '.join(troubles)}; install it anew, or score the saved detections where it works"
+    return None, f"{'; '.join(troubles)}; reinstall it, or score the saved detections where it works"
 
 
 def _try_scorer(package: str) -> None:

@@ -1,16 +1,16 @@
 """The loss of a detector, of a whole batch at once: no loop over images, no shape that depends on values.
 
 "Focal Loss for Dense Object Detection", Lin et al. 2017, arXiv:1708.02002. Anchors are matched by torchvision's law
-(its Matcher takes one image at a time), boxes coded and classes weighed by torchvision's functions.
+(its Matcher takes one image at a time), and classes weighed by its function.
 """
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchvision.models.detection._utils import BoxCoder, encode_boxes
 from torchvision.ops import box_iou, sigmoid_focal_loss
 
-CODER = BoxCoder((1.0, 1.0, 1.0, 1.0))
+from .boxes import encode
+
 BACKGROUND, IGNORED = -1, -2
 
 
@@ -71,8 +71,6 @@ class DetectionLoss(nn.Module):
         # An anchor without an object is its own target: no logarithm of a box that is not there.
         every = anchors.expand(len(boxes), -1, -1)
         wanted_boxes = torch.where(found[..., None], boxes.gather(1, index[..., None].expand(-1, -1, 4)), every)
-        # Not CODER.encode_single, which copies its weights to the device and waits for it.
-        codes = encode_boxes(wanted_boxes.reshape(-1, 4), every.reshape(-1, 4), anchors.new_ones(4)).view_as(deltas)
-        apart = F.smooth_l1_loss(deltas, codes, beta=self.box_beta, reduction="none")
+        apart = F.smooth_l1_loss(deltas, encode(wanted_boxes, every), beta=self.box_beta, reduction="none")
         box_loss = torch.where(found[..., None], apart, 0.0).sum()
         return class_loss, self.box_weight * box_loss, found.sum()

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torchvision.ops import batched_nms, clip_boxes_to_image, remove_small_boxes
 
-from .loss import CODER
+from .boxes import decode
 
 
 class Detections(NamedTuple):
@@ -33,7 +33,7 @@ class PostprocessSettings:
 def postprocess(
     logits: Tensor, deltas: Tensor, anchors: Sequence[Tensor], sizes: Sequence[tuple[int, int]], settings=None
 ) -> list[Detections]:
-    """One `Detections` an image, in pixels of its canvas, clipped to its (height, width) of `sizes`.
+    """One `Detections` per image, in pixels of its canvas, clipped to its (height, width) of `sizes`.
 
     logits [batch, anchors, classes] and deltas [batch, anchors, 4] as the network gives them, `anchors` per level.
     """
@@ -55,8 +55,7 @@ def best_of_level(logits: Tensor, deltas: Tensor, anchors: Tensor, number: int) 
     logits, pair = logits.float().flatten(1).topk(min(number, logits[0].numel()), dim=1)
     anchor = pair.div(classes, rounding_mode="floor")
     codes = deltas.float().gather(1, anchor[..., None].expand(-1, -1, 4))
-    boxes = CODER.decode_single(codes.reshape(-1, 4), anchors[anchor.flatten()]).view_as(codes)
-    return boxes, logits.sigmoid(), pair % classes
+    return decode(codes, anchors[anchor]), logits.sigmoid(), pair % classes
 
 
 def _best_of_image(

@@ -10,12 +10,12 @@ from typing import Any
 
 import numpy as np
 import torch
-from PIL import Image, UnidentifiedImageError
+from PIL import Image
 from torch import Tensor
-from torchvision.transforms import v2
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-from ..data.images import read_image
+from ..data.images import UnreadableImage, read_photograph
+from ..data.transforms import eval_transform
 
 
 def load_image(source: Any) -> Tensor:
@@ -39,23 +39,17 @@ def load_image(source: Any) -> Tensor:
 def _from_file(path: Path) -> Tensor:
     if path.is_dir():
         raise IsADirectoryError(f"{path} is a folder; name image files")
-    if not path.is_file():
+    if not path.exists():
         raise FileNotFoundError(f"there is no image {path}")
     try:
-        return read_image(path)
-    except UnidentifiedImageError:
-        raise ValueError(f"{path} is no image, or of an unknown format") from None
-    except MemoryError:
-        raise
-    except Exception as error:  # decoders raise whatever they like on broken bytes
-        raise ValueError(f"{path} cannot be read: {type(error).__name__}: {error}") from None
+        return read_photograph(path)
+    except UnreadableImage as image:
+        raise ValueError(f"{path} cannot be read: {image.reason}") from None
 
 
 def fit(image: Tensor, size: int, crop: float) -> Tensor:
-    """The middle size x size pixels, after the shorter side became size / crop; one of that size stays as it is."""
-    if tuple(image.shape[-2:]) == (size, size):
-        return image
-    return v2.Compose([v2.Resize(round(size / crop), antialias=True), v2.CenterCrop(size)])(image)
+    """The image as networks are evaluated on it, size x size; one of that size stays as it is."""
+    return image if tuple(image.shape[-2:]) == (size, size) else eval_transform(size, crop)(image)
 
 
 def normalise(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

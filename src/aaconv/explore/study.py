@@ -10,10 +10,9 @@ from typing import Any
 from torch import Tensor
 
 from ..data.class_names import class_title
-from ..data.transforms import EVAL_CROP
 from ..layers.aaconv import AAConv2d
-from ..runs.load import Loaded, load_model, measured
-from ..runs.run_folder import read_config
+from ..runs.load import TrainedModel, load_model, measured
+from ..utils.metrics import metric_title, telling
 from .alignment import cell_shifts
 from .capture import Layer, Packed, attention_layers, capture
 from .images import fit, load_image, normalise
@@ -50,7 +49,7 @@ class Study:
 
 
 def study(
-    source: str | Path | Loaded,
+    source: str | Path | TrainedModel,
     images: Sequence[Any],
     *,
     names: Sequence[str] | None = None,
@@ -63,20 +62,19 @@ def study(
     if not images:
         raise ValueError("name at least one image")
     if names is not None and len(names) != len(images):
-        raise ValueError(f"one name an image, please: got {len(names)} names and {len(images)} images")
+        raise ValueError(f"names must be one per image, got {len(names)} names and {len(images)} images")
     pixels = [load_image(image) for image in images]  # a bad file is found before the network is built
     loaded = source
-    if not isinstance(source, Loaded):
+    if not isinstance(source, TrainedModel):
         loaded = measured(load_model(source, weights=weights, pretrained=pretrained), weights)
     title = Path(loaded.source).resolve().name if loaded.recipe is not None else str(loaded.source)
     chosen = attention_layers(loaded.model, _model_name(loaded), layers)
     size = size or loaded.size
     if size > LARGEST_SIZE:
         raise ValueError(f"the size must be at most {LARGEST_SIZE} pixels, got {size}")
-    crop = _crop(loaded)
     pictures, facts = [], []
     for index, (image, original) in enumerate(zip(images, pixels, strict=True)):
-        shown = fit(original, size, crop)
+        shown = fit(original, size, loaded.crop)
         output, facts, attention = _run(loaded, normalise(shown, loaded.mean, loaded.std), chosen)
         name = names[index] if names else _image_name(image, index)
         pictures.append(Picture(name, shown, _top(output, loaded.classes), attention))
@@ -86,7 +84,9 @@ def study(
     return Study(title, _facts(loaded, trained), trained, size, facts, pictures)
 
 
-def _run(loaded: Loaded, image: Tensor, chosen: dict[str, AAConv2d]) -> tuple[Any, list[Layer], dict[str, Packed]]:
+def _run(
+    loaded: TrainedModel, image: Tensor, chosen: dict[str, AAConv2d]
+) -> tuple[Any, list[Layer], dict[str, Packed]]:
     try:
         return capture(loaded.model, image, chosen)
     except RuntimeError as error:
@@ -94,16 +94,7 @@ def _run(loaded: Loaded, image: Tensor, chosen: dict[str, AAConv2d]) -> tuple[An
         raise ValueError(f"{_model_name(loaded)} does not run on images of {sides} pixels: {error}") from None
 
 
-def _crop(loaded: Loaded) -> float:
-    """The part of the shorter side that the network was evaluated on."""
-    if loaded.recipe is not None:
-        known = read_config(loaded.source)["pretrained_cfg"]
-    else:
-        known = getattr(loaded.model, "pretrained_cfg", None) or {}
-    return known.get("crop_pct") or EVAL_CROP
-
-
-def _model_name(loaded: Loaded) -> str:
+def _model_name(loaded: TrainedModel) -> str:
     return loaded.recipe.model.name if loaded.recipe is not None else str(loaded.source)
 
 
@@ -123,7 +114,7 @@ def _top(output: Any, classes: Sequence[str] | None) -> list[tuple[str, float]]:
     ]
 
 
-def _facts(loaded: Loaded, trained: bool) -> list[str]:
+def _facts(loaded: TrainedModel, trained: bool) -> list[str]:
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     facts = [f"{parameters:,} parameters"]
     if loaded.recipe is not None:
@@ -131,8 +122,8 @@ def _facts(loaded: Loaded, trained: bool) -> list[str]:
         facts = [loaded.recipe.model.name, f"trained on {data}", *facts]
     elif trained:
         facts.append("trained weights" if loaded.metrics is None else f"trained on {loaded.metrics['data']}")
-    metrics = loaded.metrics or {}
-    for key, text in (("top1", "{:.1f} % top-1"), ("mAP", "{:.1f} mAP")):
-        if isinstance(metrics.get(key), int | float):
-            facts.append(text.format(metrics[key]))
+    metrics = telling(loaded.metrics or {})
+    for name, unit in (("top1", " %"), ("mAP", "")):
+        if name in metrics:
+            facts.append(f"{metrics[name]:.1f}{unit} {metric_title(name)}")
     return facts

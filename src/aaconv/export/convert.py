@@ -197,15 +197,7 @@ def convert_file(
     if path.suffix != ".safetensors":
         raise ValueError(f"the file to write must end in .safetensors, got {str(path)!r}")
     check_writable(path)
-    try:
-        state = read_weights(source)
-    except (ValueError, OSError, MemoryError):
-        raise
-    except Exception as error:  # torch's unpickler raises whatever broken bytes lead it to
-        raise ValueError(f"{source} holds no weights, reading it ends in {type(error).__name__}: {error}") from None
-    if not all(isinstance(key, str) for key in state):
-        raise ValueError(f"{source} holds no weights by name")
-    converted = convert(state, layout, inexact=inexact)
+    converted = convert(read_weights(source), layout, inexact=inexact)
     with replacing(path) as draft:
         write_file(draft, encode(converted.state))
     lines = [

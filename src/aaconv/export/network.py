@@ -27,7 +27,7 @@ from torchvision.ops import clip_boxes_to_image, nms
 from ..attention import default_backend
 from ..detection.postprocess import PostprocessSettings, best_of_level
 from ..layers.aaconv import AAConvNd
-from ..runs.load import Loaded, load_model
+from ..runs.load import TrainedModel, load_model
 from ..utils.files import check_writable, replacing
 
 TOLERANCE = 1e-4
@@ -52,7 +52,7 @@ class Check:
 
 
 def export(
-    source: str | Path | Loaded,
+    source: str | Path | TrainedModel,
     path: str | Path,
     *,
     size: int | None = None,
@@ -76,7 +76,7 @@ def export(
     elif opset is not None:
         raise ValueError("opset belongs to .onnx files; leave it out for .pt2")
     check_writable(path)
-    loaded = source if isinstance(source, Loaded) else load_model(source, weights=weights, pretrained=pretrained)
+    loaded = source if isinstance(source, TrainedModel) else load_model(source, weights=weights, pretrained=pretrained)
     size = size or loaded.size
     subject = _subject(loaded, size, raw)
     with replacing(path) as draft, _torch_alone(subject.module):
@@ -197,7 +197,7 @@ class _Scores(nn.Module):
         return self.detector(images)[1]
 
 
-def _subject(loaded: Loaded, size: int, raw: bool) -> Subject:
+def _subject(loaded: TrainedModel, size: int, raw: bool) -> Subject:
     detects = hasattr(loaded.model, "detect")
     if raw and not detects:
         raise ValueError(f"{loaded.source} does not detect, its outputs are raw already; leave out raw")
@@ -221,13 +221,14 @@ def _torch_alone(module: nn.Module) -> Iterator[None]:
     before = [layer.backend for layer in layers]
     for layer in layers:
         layer.backend = None
-    logging.disable(logging.WARNING)
+    silenced = logging.root.manager.disable
+    logging.disable(max(silenced, logging.WARNING))
     try:
         with warnings.catch_warnings(), default_backend("sdpa"):
             warnings.simplefilter("ignore")
             yield
     finally:
-        logging.disable(logging.NOTSET)
+        logging.disable(silenced)
         for layer, backend in zip(layers, before, strict=True):
             layer.backend = backend
 
@@ -256,8 +257,8 @@ def _exported(subject: Subject, size: int, free: Free) -> ExportedProgram:
             return _without_traces(torch.export.export(subject.module, (images,), dynamic_shapes=(axes,)))
     except (RuntimeError, AssertionError) as error:  # torch's many export errors derive from RuntimeError
         lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
-        told = lines[1] if lines[0].startswith("Constraints violated") and len(lines) > 1 else lines[0]
-        raise ValueError(f"torch.export: {told}") from None
+        reason = lines[1] if lines[0].startswith("Constraints violated") and len(lines) > 1 else lines[0]
+        raise ValueError(f"torch.export: {reason}") from None
 
 
 def _without_traces(program: ExportedProgram) -> ExportedProgram:

@@ -17,26 +17,26 @@ import torch
 from torch import Tensor
 
 from ..data import open_dataset
-from ..inference.evaluate import judge
+from ..inference.evaluate import evaluate_model
 from ..recipes import PARTIAL
 from ..recipes.diff import changes_in
 from ..recipes.recipe import Recipe
-from ..runs.load import Loaded, fill, load_model
+from ..runs.load import TrainedModel, fill, load_model
 from ..runs.run_folder import (
     CONFIG,
     ENVIRONMENT,
-    RECIPE,
-    is_finished,
-    is_run,
+    check_finished,
+    check_run,
+    default_weights,
     read_config,
     read_environment,
-    usual_weights,
     write_json,
     write_weights,
 )
 from ..utils.device import pick_device
 from ..utils.environment import environment
 from ..utils.files import check_writable, replacing
+from ..utils.metrics import metric_title
 
 ENDING = ".safetensors"
 
@@ -55,10 +55,8 @@ def export_weights(
     Both files are written or none; those that were there stay till then.
     """
     path = Path(path)
-    if not is_run(source):
-        raise ValueError(f"{source} is no run folder, it has no {RECIPE}: {ENDING} files are made of runs")
-    if not is_finished(source):
-        raise ValueError(f"{source} is not finished; go on with it: aaconv train --resume {source}")
+    check_run(source, f"{ENDING} files are made of runs")
+    check_finished(source)
     loaded = load_model(source, weights=weights)
     _check(loaded, path)
     for file in (path, path.with_suffix(".json")):
@@ -72,25 +70,26 @@ def export_weights(
         # Without its recipe: in float32, whatever it was trained in.
         loaded = replace(loaded, model=loaded.model.to(where), recipe=None)
         say(f"evaluating the file on {len(dataset):,} images of {dataset.name}")
-        found = judge(loaded, dataset, device=where)
+        found = evaluate_model(loaded, dataset, device=where)
         data = draft.read_bytes()
-        facts = {
+        about = {
             "data": found.data,
             "images": found.images,
             **found.metrics,
             "evaluated_on": environment(where)["device"],
             **origin,
-            # "best" was chosen by the images it is judged on here: a reader should know.
-            "weights": str(weights or usual_weights(source)),
+            # "best" was chosen by the images it is evaluated on here: a reader should know.
+            "weights": str(weights or default_weights(source)),
             "sha256": hashlib.sha256(data).hexdigest(),
         }
-        write_json(path.with_suffix(".json"), facts)
-    say(f"wrote {path}: {len(data) / 1e6:.1f} MB, top-1 {facts['top1']:.2f} %, top-5 {facts['top5']:.2f} %")
-    return facts
+        write_json(path.with_suffix(".json"), about)
+    figures = ", ".join(f"{metric_title(name)} {about[name]:.2f} %" for name in ("top1", "top5"))
+    say(f"wrote {path}: {len(data) / 1e6:.1f} MB, {figures}")
+    return about
 
 
 def in_half(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Matrices as float16; what has one dimension or is no float, statistics above all, stays as it is."""
+    """Matrices as float16; what has one dimension or is not a float, statistics above all, stays as it is."""
     half = {name: one.half() if one.dim() > 1 and one.is_floating_point() else one for name, one in state.items()}
     for name, one in half.items():
         if one.dtype == torch.float16 and not bool(one.isfinite().all()):
@@ -98,7 +97,7 @@ def in_half(state: dict[str, Tensor]) -> dict[str, Tensor]:
     return half
 
 
-def _check(loaded: Loaded, path: Path) -> None:
+def _check(loaded: TrainedModel, path: Path) -> None:
     """A ValueError where `timm.create_model(NAME, pretrained=True)` could not use the file."""
     recipe = loaded.recipe
     name = recipe.model.name

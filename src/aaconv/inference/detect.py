@@ -1,14 +1,13 @@
 """What is in image files, by a trained detector: `aaconv detect RUN IMAGE... -o DIR`."""
 
 from collections.abc import Iterable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from ..data.detection_transforms import resize
-from ..data.images import UnreadableImage, find_images, naming_unreadable, read_photograph
+from ..data.images import UnreadableImage, find_images, read_photograph
 from ..data.transforms import Normalize
 from ..detection.coco_results import (
     FILE_NAME,
@@ -19,7 +18,7 @@ from ..detection.coco_results import (
 from ..detection.draw import draw, sheet
 from ..detection.postprocess import Detections, PostprocessSettings
 from ..runs.load import load_model
-from ..runs.run_folder import is_run, read_config
+from ..runs.run_folder import check_run, read_config
 from ..utils.device import pick_device
 from ..utils.files import check_writable, naming_unwritable, replacing
 from .checks import not_finite
@@ -69,8 +68,7 @@ def detect_files(
     names = picture_names(files)
     for place, (file, name) in enumerate(zip(files, names, strict=True), 1):
         try:
-            with naming_unreadable(partial(str, file)):
-                pixels = read_photograph(file)
+            pixels = read_photograph(file)
         except UnreadableImage as image:
             unreadable.append(image)
             continue
@@ -118,8 +116,7 @@ def print_detections(
     """Find objects in image files, draw them into the folder `output`, and say how many there are."""
     if sheet_file is not None and Path(sheet_file).suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
         raise ValueError(f"the sheet must end in .png, .jpg or .webp, got {str(sheet_file)!r}")
-    if not is_run(source):
-        raise ValueError(f"{source} is no run folder; train one: aaconv train detection-demo")
+    check_run(source, "train one: aaconv train detection-demo")
     files = find_images(images)
     loaded = load_model(source, weights=weights, device=pick_device(device))
     if loaded.task != "detect":

@@ -1,28 +1,30 @@
-"""How good a network is, and what it takes for what: `aaconv eval RUN|MODEL --data NAME`."""
+"""How good a network is, and which classes it confuses: `aaconv eval RUN|MODEL --data NAME`."""
 
 from __future__ import annotations
 
 import json
+from collections import Counter, defaultdict
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.table import Table
 from rich.text import Text
 from torch import Tensor
 
 from .. import recipes
 from ..data import Dataset, make_loader, open_dataset
 from ..data.class_names import class_title
+from ..data.workers import naming_killed_workers
 from ..models import check_name
-from ..runs.load import Loaded, load_model
+from ..runs.load import TrainedModel, load_model
 from ..runs.run_folder import RECIPE, is_run
 from ..tasks.classify import count
 from ..tasks.data import as_evaluated, open_data, shapes_options
 from ..utils.device import cores, pick_device
+from ..utils.metrics import metric_title, says_nothing
 from ..utils.precision import autocast_like
-from ..utils.terminal import console, counted
+from ..utils.terminal import console, counted, new_table
 from .checks import check_finite
 from .evaluate_detector import evaluate_run, score_run
 
@@ -72,7 +74,7 @@ def evaluate(
         changes = {"data": data, "data_dir": data_dir, "limit": limit}
         return _evaluate_detector(Path(source), weights, device, batch, detections, save_detections, changes)
     if detections is not None or save_detections is not None:
-        raise ValueError(f"{source} is no run of a detector, which alone has detections")
+        raise ValueError(f"{source} is not a run of a detector, which alone has detections")
     where = pick_device(device)
     if is_run(source) or "/" in str(source):
         loaded = load_model(source, weights=weights, pretrained=pretrained, device=where)
@@ -82,66 +84,65 @@ def evaluate(
         raise ValueError(f"{source} is a model, not a run: say on which data with --data NAME")
     else:
         dataset = open_dataset(data, data_dir, "test")
-        # Fresh weights tell as many classes apart as there are; others keep their own.
+        # Fresh weights have as many classes as there are; others keep their own.
         classes = None if pretrained or weights else len(dataset.classes)
         loaded = load_model(source, weights=weights, pretrained=pretrained, num_classes=classes, device=where)
     if limit is not None:
         dataset = dataset.take(min(limit, len(dataset)))
     fresh = loaded.recipe is None and not (pretrained or weights)
-    found = judge(loaded, dataset, batch=batch, device=where)
+    found = evaluate_model(loaded, dataset, batch=batch, device=where)
     return replace(found, source=f"{source} with untrained weights") if fresh else found
 
 
-def judge(loaded: Loaded, dataset: Dataset, *, batch: int | None = None, device: torch.device) -> Evaluation:
+def evaluate_model(
+    loaded: TrainedModel, dataset: Dataset, *, batch: int | None = None, device: torch.device
+) -> Evaluation:
     """Test a classifier, which is on the device, on all images of a data set."""
     _check_classes(loaded, dataset)
     dataset = replace(dataset, mean=loaded.mean, std=loaded.std)
     loader = make_loader(
         dataset, batch or BATCH, train=False, size=loaded.size, workers=min(WORKERS, cores()), device=device
     )
-    with autocast_like(loaded.recipe and loaded.recipe.precision, device):
+    fewer = "a smaller --batch takes less memory"
+    with autocast_like(loaded.recipe and loaded.recipe.precision, device), naming_killed_workers(lambda: fewer):
         counts = count(loaded.model, counted(loader.batches(), len(dataset)), len(dataset.classes))
     names = [class_title(name) for name in loaded.classes or dataset.classes]
     number, metrics = int(counts.sums[0]), counts.metrics()
     check_finite(loaded, dataset.name, metrics)
-    return Evaluation(loaded.source, dataset.name, number, metrics, confusions(counts.confusion, names))
+    return Evaluation(loaded.source, dataset.name, number, metrics, confusions(counts.guesses, names))
 
 
-def confusions(confusion: Tensor, names: list[str]) -> list[Confused]:
-    """int64 [class, guess] -> the classes there are images of, the least recognised first."""
+def confusions(guesses: Tensor, names: list[str]) -> list[Confused]:
+    """int64 [images, 2], label and guess -> the classes there are images of, the least recognised first."""
+    by_label: dict[int, Counter[int]] = defaultdict(Counter)
+    for label, guess in guesses.tolist():
+        by_label[label][guess] += 1
     found = []
-    for label, row in enumerate(confusion.tolist()):
-        images, right = sum(row), row[label]
-        if images:
-            wrong = sorted((-times, guess) for guess, times in enumerate(row) if times and guess != label)
-            taken_for = {names[guess]: -times for times, guess in wrong[:TAKEN_FOR]}
-            found.append(Confused(names[label], images, 100 * right / images, taken_for))
+    for label, row in sorted(by_label.items()):
+        wrong = sorted((-times, guess) for guess, times in row.items() if guess != label)
+        taken_for = {names[guess]: -times for times, guess in wrong[:TAKEN_FOR]}
+        found.append(Confused(names[label], row.total(), 100 * row[label] / row.total(), taken_for))
     return sorted(found, key=lambda one: one.top1)
 
 
 def print_evaluation(found: Evaluation, *, worst: int = 10, as_json: bool = False) -> None:
-    """The figures in a line, and a table of the classes that are confused most."""
+    """The figures in one line, and a table of the classes that are confused most."""
     if as_json:
         shown = asdict(found) | {"classes": [asdict(one) for one in found.classes[:worst]]}
         print(json.dumps(shown, indent=2))
         return
     output = console()
-    titles = {"top1": "top-1", "top5": "top-5"}
     figures = ", ".join(
-        f"{titles.get(name, name)} {value:.4f}" if "loss" in name else f"{titles.get(name, name)} {value:.2f} %"
+        f"{metric_title(name)} {value:.4f}" if "loss" in name else f"{metric_title(name)} {value:.2f} %"
         for name, value in sorted(found.metrics.items(), key=lambda item: "loss" in item[0])
-        if value is not None and not (name == "top5" and len(found.classes) <= 5)
+        if value is not None and not says_nothing(name, value)
     )
     output.print(Text(f"{found.source} on {found.images:,} images of {found.data}"), soft_wrap=True)
     output.print(Text(figures, "bold"), soft_wrap=True)
     shown = [one for one in found.classes if one.taken_for][:worst]
     if not shown:
         return
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("worst classes", no_wrap=True)
-    table.add_column("right", justify="right", no_wrap=True)
-    table.add_column("of", justify="right", no_wrap=True)
-    table.add_column("taken for", no_wrap=True)
+    table = new_table("worst classes", "right", "of", "taken for", right=("right", "of"))
     for one in shown:
         taken_for = ", ".join(f"{name} ({times})" for name, times in one.taken_for.items())
         table.add_row(Text(one.name), f"{one.top1:.1f} %", f"{one.images:,}", Text(taken_for))
@@ -149,7 +150,7 @@ def print_evaluation(found: Evaluation, *, worst: int = 10, as_json: bool = Fals
     output.print(table)
 
 
-def _own_data(loaded: Loaded, data_dir: str | Path | None) -> Dataset:
+def _own_data(loaded: TrainedModel, data_dir: str | Path | None) -> Dataset:
     recipe = loaded.recipe if data_dir is None else replace(loaded.recipe, data_dir=str(data_dir))
     if recipe.holdout:
         held_out = open_data(recipe)[1]
@@ -159,7 +160,7 @@ def _own_data(loaded: Loaded, data_dir: str | Path | None) -> Dataset:
     return as_evaluated(recipe, test)
 
 
-def _check_classes(loaded: Loaded, dataset: Dataset) -> None:
+def _check_classes(loaded: TrainedModel, dataset: Dataset) -> None:
     # timm's names for ImageNet's classes are not those of its folders.
     known = loaded.classes if loaded.recipe is not None or loaded.metrics is not None else None
     if known is not None and tuple(known) != tuple(dataset.classes):
@@ -172,9 +173,7 @@ def _check_classes(loaded: Loaded, dataset: Dataset) -> None:
         )
     outputs = loaded.model.num_classes
     if outputs != len(dataset.classes):
-        raise ValueError(
-            f"{loaded.source} tells {outputs:,} classes apart, {dataset.name} has {len(dataset.classes):,}"
-        )
+        raise ValueError(f"{loaded.source} has {outputs:,} classes, {dataset.name} has {len(dataset.classes):,}")
 
 
 def _evaluate_detector(

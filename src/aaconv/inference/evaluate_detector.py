@@ -48,7 +48,7 @@ def evaluate_run(
     detections.json in the run folder, for `score_run`.
     """
     if loaded.task != "detect" or loaded.recipe is None:
-        raise ValueError(f"{loaded.source} is no run of a detector")
+        raise ValueError(f"{loaded.source} is not a run of a detector")
     recipe, dataset = _test_images(loaded.recipe, loaded.classes, loaded.source, data, data_dir, limit)
     world = World(next(loaded.model.parameters()).device)
     loader = loader_of(recipe, dataset, batch or recipe.batch, world, loaded.size)
@@ -81,13 +81,12 @@ def score_run(
     lack because nothing could compute mAP where it was trained.
     """
     run = Path(run)
-    if not run_folder.is_run(run):
-        raise ValueError(f"{run} is no run folder, it has no {run_folder.RECIPE}")
+    run_folder.check_run(run)
     own = detections is None or Path(detections).resolve() == (run / FILE_NAME).resolve()
     file = run / FILE_NAME if detections is None else Path(detections)
     if not file.is_file():
         raise FileNotFoundError(f"there is no file {file} of detections; `aaconv eval {run}` writes it")
-    classes = run_folder.facts_of(run_folder.read_config(run), run).classes
+    classes = run_folder.data_info_of(run_folder.read_config(run), run).classes
     _, dataset = _test_images(recipes.load(run / run_folder.RECIPE), classes, str(run), data, data_dir, limit)
     scores = mean_average_precision(dataset, read_results(file, dataset))
     if own and data is None and limit is None and run_folder.is_finished(run):

@@ -15,10 +15,10 @@ from torchvision.transforms import v2
 
 from ..data import Normalize
 from ..data.class_names import class_title
-from ..data.images import UnreadableImage, find_images, naming_unreadable, read_image
-from ..data.transforms import EVAL_CROP
-from ..runs.load import Loaded, load_model
-from ..runs.run_folder import is_run, read_config
+from ..data.images import UnreadableImage, find_images, read_photograph
+from ..data.transforms import eval_transform
+from ..runs.load import TrainedModel, load_model
+from ..runs.run_folder import is_run
 from ..utils.device import pick_device
 from ..utils.precision import autocast_like
 from ..utils.terminal import console
@@ -44,7 +44,7 @@ def predict(
     batch: int = 32,
     device: str | None = None,
 ) -> Iterator[Prediction]:
-    """A prediction an image, in order; those that cannot be read have an `error`. Paths are looked at before all.
+    """One prediction per image, in order; those that cannot be read have an `error`. Paths are looked at before all.
 
     Weights whose output is not finite are a ValueError, at the first image.
     """
@@ -55,9 +55,11 @@ def predict(
     return _predict(loaded, files, top, batch, where)
 
 
-def _predict(loaded: Loaded, files: list[Path], top: int, batch: int, device: torch.device) -> Iterator[Prediction]:
+def _predict(
+    loaded: TrainedModel, files: list[Path], top: int, batch: int, device: torch.device
+) -> Iterator[Prediction]:
     normalize = Normalize(loaded.mean, loaded.std).to(device)
-    transform = preparation(loaded)
+    transform = eval_transform(loaded.size, loaded.crop)
     for part in (files[first : first + batch] for first in range(0, len(files), batch)):
         read = [_read(path, transform) for path in part]
         good = [image for image in read if isinstance(image, Tensor)]
@@ -82,17 +84,9 @@ def _best(probabilities: Tensor, classes: tuple[str, ...] | None, top: int) -> d
     return dict(zip(names, values.tolist(), strict=True))
 
 
-def preparation(loaded: Loaded) -> v2.Transform:
-    """An image as the network was evaluated on it: the middle of it, in the size it knows."""
-    known = read_config(loaded.source)["pretrained_cfg"] if is_run(loaded.source) else loaded.model.pretrained_cfg
-    crop = known.get("crop_pct") or EVAL_CROP
-    return v2.Compose([v2.Resize(round(loaded.size / crop), antialias=True), v2.CenterCrop(loaded.size)])
-
-
 def _read(path: Path, transform: v2.Transform) -> Tensor | str:
     try:
-        with naming_unreadable(lambda: str(path)):
-            return transform(read_image(path))
+        return transform(read_photograph(path))
     except UnreadableImage as image:
         return image.reason
 

@@ -14,6 +14,8 @@ from ..recipes import diff
 from ..recipes.paper import ACCURACY, LATENCY, TABLES, PaperTable, Row
 from ..runs import results
 from ..runs.results import Experiment
+from ..utils.json_file import read_json
+from ..utils.metrics import metric_name
 
 UNITS = {"k": 10**3, "M": 10**6, "G": 10**9, "KB": 2**10, "MB": 2**20, "": 1}
 COUNTED = ("GFlops", "Params", "Memory", "FLOPS")
@@ -80,7 +82,7 @@ def _row_cells(
             note = "; ".join(filter(None, (row.note, note)))
         elif column in ACCURACY:
             behind = _experiments(ours, table, row, column)
-            exact = behind[0].mean(metric_of(column)) if behind else None
+            exact = behind[0].mean(metric_name(column)) if behind else None
             note = "; ".join(filter(None, (note, _about(behind, column, row.fitted))))
         elif column in LATENCY:
             exact = latencies.get((row.model, _key(row.options)), {}).get(column)
@@ -143,21 +145,17 @@ def measured(number: int, row: Row, column: str) -> float | None:
     """The mean of our own runs for an accuracy cell, if there are any."""
     ours = results.experiments(results.read())
     behind = _experiments(ours, TABLES[number], row, column)
-    return behind[0].mean(metric_of(column)) if behind else None
+    return behind[0].mean(metric_name(column)) if behind else None
 
 
 def _experiments(ours: list[Experiment], table: PaperTable, row: Row, column: str) -> list[Experiment]:
     """The longest of our experiments behind a cell; first the one that changes least of the paper's settings, then the
     one with the most runs that have the value."""
-    wanted, name = (table.dataset, row.model, row.options), metric_of(column)
+    wanted, name = (table.dataset, row.model, row.options), metric_name(column)
     found = [one for one in ours if (one.dataset, one.model, one.options) == wanted and one.values(name)]
     longest = max((one.epochs or 0 for one in found), default=0)
     found = [one for one in found if (one.epochs or 0) == longest]
     return sorted(found, key=lambda one: (len(one.changes), -len(one.values(name))))
-
-
-def metric_of(column: str) -> str:
-    return column.replace("-", "")
 
 
 def _about(behind: list[Experiment], column: str, fitted: dict[str, object]) -> str | None:
@@ -166,7 +164,7 @@ def _about(behind: list[Experiment], column: str, fitted: dict[str, object]) -> 
     if not behind:
         return None
     experiment, *others = behind
-    number, deviation = len(experiment.values(metric_of(column))), experiment.deviation(metric_of(column))
+    number, deviation = len(experiment.values(metric_name(column))), experiment.deviation(metric_name(column))
     length = f" of {experiment.epochs} epochs" if experiment.epochs else ""
     about = f"ours: {'the mean of ' if number > 1 else ''}{number} run{'s' * (number > 1)}{length}"
     if changed := _changed(experiment):
@@ -175,7 +173,7 @@ def _about(behind: list[Experiment], column: str, fitted: dict[str, object]) -> 
         about += f" without {', '.join(f'{name}={value!r}' for name, value in fitted.items())}"
     if deviation is not None:
         about += f", standard deviation {deviation:.2f}"
-    ways = [f"{one.mean(metric_of(column)):.1f} with {_changed(one) or one.name}" for one in others]
+    ways = [f"{one.mean(metric_name(column)):.1f} with {_changed(one) or one.name}" for one in others]
     return "; ".join([about, *ways])
 
 
@@ -211,7 +209,7 @@ def on_other_data(ours: list[Experiment]) -> dict[str, list[Experiment]]:
 def _latencies() -> dict[tuple, dict[str, float]]:
     """(model, options) -> column -> percent over ResNet-50."""
     path = LATENCIES if LATENCIES.exists() else results.RECORDED / LATENCIES
-    records = results.read_json(path)
+    records = read_json(path)
     try:
         measured = {
             (record["model"], _key(record.get("options", {}))): {name: record[name] for name in LATENCY.values()}

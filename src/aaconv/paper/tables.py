@@ -22,8 +22,9 @@ from .. import recipes
 from ..recipes.paper import ACCURACY, TABLES
 from ..runs import results
 from ..runs.results import Experiment
-from ..utils.terminal import console
-from .cells import COUNTED, TRUE_GFLOPS, Cell, cells_of, metric_of, of_table, on_other_data
+from ..utils.metrics import metric_name
+from ..utils.terminal import console, new_table
+from .cells import COUNTED, TRUE_GFLOPS, Cell, cells_of, of_table, on_other_data
 
 
 def print_tables(
@@ -66,11 +67,10 @@ def _marks(encoding: str) -> dict[bool, str]:
 
 
 def _render(of_table: list[Cell], marks: dict[bool, str]) -> tuple[Table, list[str]]:
-    """A row a row of the paper; our value in full beside the printed one, with a mark and the number of its note."""
+    """One row per row of the paper; our value in full beside the printed one, with a mark and its note's number."""
     columns = list(dict.fromkeys(cell.column for cell in of_table))
     with_ours = {cell.column for cell in of_table if cell.ours is not None or cell.column in COUNTED}
-    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    table.add_column("", no_wrap=True)
+    table = new_table("")
     for column in columns:
         if column == TRUE_GFLOPS:
             table.add_column("true", justify="right", no_wrap=True)
@@ -118,20 +118,18 @@ def _as_json(number: int | None, one: Experiment) -> dict[str, object]:
     about |= {"model": one.model, "options": one.options, "epochs": one.epochs}
     means = {
         metric: {"mean": one.mean(metric), "deviation": one.deviation(metric), "values": one.values(metric)}
-        for metric in map(metric_of, ACCURACY)
+        for metric in map(metric_name, ACCURACY)
         if one.values(metric)
     }
     return about | {"runs": len(one.runs), "seeds": one.seeds} | means | {"command": one.command}
 
 
 def _print_runs(output: Console, title: str, ours: list[Experiment]) -> None:
-    """Our runs on some data: a line an experiment, and what trains it."""
-    columns = [column for column in ACCURACY if any(one.values(metric_of(column)) for one in ours)]
+    """Our runs on some data: one line per experiment, and what trains it."""
+    columns = [column for column in ACCURACY if any(one.values(metric_name(column)) for one in ours)]
     in_the_paper = [column for column in columns if any(_of_the_paper(one, column) for one in ours)]
-    shown = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-    shown.add_column(title, no_wrap=True)
-    for header in ("n", "epochs", "s / epoch"):
-        shown.add_column(header, justify="right", no_wrap=True)
+    numbers = ("n", "epochs", "s / epoch")
+    shown = new_table(title, *numbers, right=numbers)
     for column in columns:
         shown.add_column(column, no_wrap=True)
         if column in in_the_paper:
@@ -140,9 +138,9 @@ def _print_runs(output: Console, title: str, ours: list[Experiment]) -> None:
     for one in ours:
         seconds = one.mean("seconds_per_epoch")
         mark = f" {notes.index(one.note) + 1})" if one.note else ""
-        values, number = [], next((len(some) for column in columns if (some := one.values(metric_of(column)))), 0)
+        values, number = [], next((len(some) for column in columns if (some := one.values(metric_name(column)))), 0)
         for column in columns:
-            values.append(_with_deviation(one, metric_of(column), number))
+            values.append(_with_deviation(one, metric_name(column), number))
             values += [_of_the_paper(one, column)] if column in in_the_paper else []
         shown.add_row(
             Text(one.name).append(mark, "dim"), str(number), str(one.epochs or ""),

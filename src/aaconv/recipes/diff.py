@@ -36,7 +36,7 @@ def overrides_of(recipe: Recipe) -> dict[str, Any]:
     return {name: value for name, value in own.items() if value != others[name]}
 
 
-def told_apart(recipe: Recipe) -> str:
+def experiment_key(recipe: Recipe) -> str:
     """The same text for recipes of one experiment, and another for all others."""
     about = {name: value for name, value in asdict(recipe).items() if name not in NEUTRAL}
     return json.dumps(about, sort_keys=True)

@@ -18,7 +18,7 @@ def override(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
     """The recipe with other values; "model" is a name here, "model_options" are added to those it has.
 
     Another network starts without options. The paper's cell is kept as long as network and data are; the backend of the
-    attention is no part of either.
+    attention is part of neither.
     """
     changes = dict(changes)
     model, options = changes.pop("model", None), changes.pop("model_options", {})
@@ -50,7 +50,7 @@ def check_model(recipe: Recipe) -> None:
     from ..models import create_without_memory
 
     try:
-        create_without_memory(recipe.model.name, **recipe.model.options)
+        create_without_memory(recipe.model.name, **recipe.model.network_options)
     except (TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
         options = "".join(f" --model.{name.replace('_', '-')} {value}" for name, value in recipe.model.options.items())
         message = " ".join(str(error).split())

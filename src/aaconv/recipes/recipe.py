@@ -4,6 +4,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from ..utils.numbers import is_whole
+
 
 @dataclass(frozen=True)
 class Model:
@@ -11,6 +13,15 @@ class Model:
 
     name: str
     options: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def network_options(self) -> dict[str, Any]:
+        """The keywords that make the network; not those that only say which weights it starts from."""
+        return {name: value for name, value in self.options.items() if name not in START_OPTIONS}
+
+
+START_OPTIONS = ("pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
+"""timm's keywords for weights that training starts from; a network that was trained has its own."""
 
 
 @dataclass(frozen=True)
@@ -50,9 +61,9 @@ class Recipe:
     max_unreadable: int = 100
     """Unreadable images that are skipped before the run stops."""
     train_limit: int | None = None
-    """Train on N images only; of an ordered data set, N random ones (seed 0)."""
+    """Train on N images only, chosen at random, the same for every seed; of shapes the first N."""
     eval_limit: int | None = None
-    """Evaluate on N images only."""
+    """Evaluate on N images only, chosen likewise."""
     holdout: int = 0
     """Evaluate on N images held out of the training set, never on the test set: for hyperparameter search."""
 
@@ -116,6 +127,9 @@ class Recipe:
     """Checkpoints to keep, the newest ones."""
 
     def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if isinstance(value, int) and not isinstance(value, bool) and not is_whole(value):
+                raise ValueError(f"{name} must fit 64 bits, got a number of {value.bit_length()}")
         for names, fits, expected in _LIMITS:
             for name in names.split():
                 value = getattr(self, name)

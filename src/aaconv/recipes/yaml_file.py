@@ -10,7 +10,11 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 import yaml
 
 from ..utils.files import replacing
+from ..utils.numbers import is_whole
 from .recipe import Recipe
+
+LARGEST, MOST_VALUES = 100_000, 10_000
+"""Letters, and values, of a recipe; ours has a hundred. A few aliases of aliases would stand for billions."""
 
 
 def to_yaml(recipe: Recipe) -> str:
@@ -20,13 +24,41 @@ def to_yaml(recipe: Recipe) -> str:
 
 def from_yaml(text: str, where: str = "the recipe") -> Recipe:
     """What `to_yaml` wrote, or a person: fields with a default may be left out; a ValueError names what is wrong."""
+    return _build(Recipe, parse_yaml(text, where), where)
+
+
+def parse_yaml(text: str, where: str) -> Any:
+    """The value of a YAML text, of at most `LARGEST` letters and `MOST_VALUES` values with every alias written out."""
+    if len(text) > LARGEST:
+        raise ValueError(f"{where} has {len(text):,} letters, a recipe at most {LARGEST:,}")
     try:
-        values = yaml.safe_load(text)
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        values = 0 if node is None else _count_values(node, {})
+        if 0 < values <= MOST_VALUES:
+            return yaml.constructor.SafeConstructor().construct_document(node)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f" (line {mark.line + 1})" if mark else ""
         raise ValueError(f"{where} is not YAML{line}: {getattr(error, 'problem', None) or error}") from None
-    return _build(Recipe, values, where)
+    except RecursionError:
+        raise ValueError(f"{where} is not opened: its YAML is nested too deeply, or contains itself") from None
+    except (ValueError, AttributeError, TypeError, ArithmeticError, LookupError) as error:  # of a tag that does not fit
+        raise ValueError(f"{where} has a value that YAML cannot read: {error}") from None
+    if values:
+        raise ValueError(f"{where} has more than {MOST_VALUES:,} values, most of them by aliases (*name)")
+    return None
+
+
+def _count_values(node: yaml.Node, counted: dict[int, int]) -> int:
+    """How many values a node stands for; one that contains itself ends in a RecursionError."""
+    if id(node) in counted:
+        return counted[id(node)]
+    parts = node.value if isinstance(node, yaml.CollectionNode) else ()
+    if isinstance(node, yaml.MappingNode):
+        parts = [part for pair in parts for part in pair]
+    total = 1 + sum(_count_values(part, counted) for part in parts)
+    counted[id(node)] = total
+    return total
 
 
 def save(recipe: Recipe, path: str | Path) -> None:
@@ -44,7 +76,7 @@ def load(path: str | Path) -> Recipe:
     except IsADirectoryError:
         raise IsADirectoryError(f"{path} is a folder, not a recipe; that of a run is in RUN/recipe.yaml") from None
     except UnicodeDecodeError:
-        raise ValueError(f"{path} is not YAML: it is no text") from None
+        raise ValueError(f"{path} is not YAML: it is not text") from None
     return from_yaml(text, str(path))
 
 
@@ -83,15 +115,26 @@ def fit(value: Any, hint: Any, name: str, where: str) -> Any:
             return tuple(fit(one, get_args(hint)[0], name, where) for one in value)
         fits = False
     elif get_origin(hint) is dict:
-        fits = isinstance(value, dict) and all(isinstance(key, str) for key in value)
+        fits = isinstance(value, dict) and _is_plain(value)
     elif hint is float:
-        fits = isinstance(value, int | float) and not isinstance(value, bool) and not math.isnan(value)
+        fits = is_whole(value) or (isinstance(value, float) and not math.isnan(value))
         value = float(value) if fits else value
     else:
         fits = type(value) is hint
+    if isinstance(value, int) and not isinstance(value, bool) and not is_whole(value):
+        raise ValueError(f"{where}: {name} must fit 64 bits, got a number of {value.bit_length()}")
     if not fits:
         raise ValueError(f"{where}: {name} must be {describe(hint)}, got {_short(value)}")
     return value
+
+
+def _is_plain(value: Any) -> bool:
+    """Is it made of texts, numbers, lists and mappings by name alone, as JSON is?"""
+    if isinstance(value, dict):
+        return all(isinstance(key, str) and _is_plain(part) for key, part in value.items())
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return value is None or isinstance(value, str | bool | float) or is_whole(value)
 
 
 def describe(hint: Any) -> str:
@@ -103,7 +146,7 @@ def describe(hint: Any) -> str:
     if get_origin(hint) is tuple:
         return f"a list of {'texts' if get_args(hint)[0] is str else 'numbers'}"
     words = {int: "a whole number", float: "a number", str: "a text", bool: "true or false"}
-    return words.get(hint, "a mapping of names to values")
+    return words.get(hint, "a mapping of names to texts, numbers and lists of them")
 
 
 def _short(value: Any) -> str:

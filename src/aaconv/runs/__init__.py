@@ -1,1 +1,1 @@
-"""What a training run leaves behind, one folder a run, and everything that is read from it again."""
+"""What a training run leaves behind, one folder per run, and everything that is read from it again."""

@@ -1,4 +1,4 @@
-"""The course of one run or of several: loss and accuracy by epoch, with the paper's value where the recipe knows it.
+"""Learning curves of runs: loss and accuracy by epoch, with the paper's value where the recipe knows it.
 
 Runs that differ in the seed alone are one line, their mean, in a band from the lowest to the highest.
 """
@@ -27,21 +27,23 @@ from ..recipes import diff
 from ..recipes.recipe import Recipe
 from ..utils import figures
 from ..utils.figures import BLUE, GREY, INK, RED, STYLE
+from ..utils.json_file import read_json
+from ..utils.metrics import metric_title
 from . import results
-from .run_folder import RECIPE, check_course, is_run, read_course, read_rows
+from .run_folder import RECIPE, check_epochs, check_run, read_epochs, read_rows
 
 KINDS = {"aa": RED, "se": BLUE, "plain": GREY}
 OTHERS = ("#2f8f5b", "#b7791f", "#7a4fa3", "#0f8b8d", "#a8425b", "#4b5d16")
 MANY = 4
-"""Courses beyond which the accuracies of training are left out: those of the test lie close together."""
-HEADLINES = {"top1": ("top-1 accuracy (%)", "top-1"), "mAP": ("mAP (%)", "mAP")}
-"""Column of metrics.csv -> the label of its axis, and the column of the paper's tables."""
+"""Learning curves beyond which the accuracies of training are left out: those of the test lie close together."""
+HEADLINES = {"top1": f"{metric_title('top1')} accuracy (%)", "mAP": f"{metric_title('mAP')} (%)"}
+"""Column of metrics.csv -> the label of its axis."""
 
 Rows = list[dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Course:
+class LearningCurve:
     """A run as it is drawn, or all seeds of an experiment; `runs` are the rows of their metrics."""
 
     label: str
@@ -76,8 +78,8 @@ def draw(runs: Sequence[str | Path], path: str | Path) -> Path:
     """Draw the curves of runs into a .png, .svg or .pdf file, which is replaced whole."""
     path = Path(path)
     figures.check_ending(path)
-    courses = _read(runs)
-    figures.write(lambda: figure(courses), path, STYLE)
+    curves = _read(runs)
+    figures.write(lambda: figure(curves), path, STYLE)
     return path
 
 
@@ -94,8 +96,8 @@ class _Run:
     rows: Rows
 
 
-def _read(runs: Sequence[str | Path]) -> list[Course]:
-    """A course an experiment, in the order of their first runs; a seed that is there twice keeps its runs apart.
+def _read(runs: Sequence[str | Path]) -> list[LearningCurve]:
+    """A curve an experiment, in the order of their first runs; a seed that is there twice keeps its runs apart.
 
     What is named twice is drawn once, and so is a record and its copy.
     """
@@ -105,7 +107,7 @@ def _read(runs: Sequence[str | Path]) -> list[Course]:
         recipe, rows = _of_record(path) if recorded else _of_run(path)
         if not rows:
             raise ValueError(f"{path} has no finished epoch yet: there is nothing to draw")
-        group = groups.setdefault(diff.told_apart(recipe), [])
+        group = groups.setdefault(diff.experiment_key(recipe), [])
         copied = any(run.recorded and (run.recipe.seed, run.rows) == (recipe.seed, rows) for run in group)
         if not (recorded and copied):
             group.append(_Run(place, recorded, recipe, rows))
@@ -120,7 +122,7 @@ def _read(runs: Sequence[str | Path]) -> list[Course]:
     labels = _distinct([(label, group[0].place) for label, group in labelled])
     colours = _colours([group[0].recipe for _, group in labelled])
     return [
-        Course(label, group[0].recipe, [run.rows for run in group], colour)
+        LearningCurve(label, group[0].recipe, [run.rows for run in group], colour)
         for label, (_, group), colour in zip(labels, labelled, colours, strict=True)
     ]
 
@@ -133,16 +135,15 @@ def _distinct(labels: list[tuple[str, str]]) -> list[str]:
 
 
 def _of_run(run: Path) -> tuple[Recipe, Rows]:
-    if not is_run(run):
-        raise ValueError(f"{run} is no run folder, it has no {RECIPE}")
-    return recipes.load(run / RECIPE), read_course(run)
+    check_run(run)
+    return recipes.load(run / RECIPE), read_epochs(run)
 
 
 def _of_record(path: Path) -> tuple[Recipe, Rows]:
-    record, metrics = results.as_record(results.read_json(path), path), path.with_suffix(".csv")
+    record, metrics = results.as_record(read_json(path), path), path.with_suffix(".csv")
     try:
         rows = read_rows(metrics)
-        check_course(rows, metrics, record, path.name)
+        check_epochs(rows, metrics, record, path.name)
     except ValueError as error:
         raise ValueError(f"{error}; record its run again: aaconv record RUN") from None
     return results.recipe_of(record), rows
@@ -151,7 +152,7 @@ def _of_record(path: Path) -> tuple[Recipe, Rows]:
 def _titles(found: list[Recipe]) -> list[str]:
     """The names of recipes, each with what was changed in it and not in all alike; always with images held out.
 
-    Of a name that the catalogue does not have, every field is a change: what all of that name share is not told.
+    Of a name that the catalogue does not have, every field is a change: what all of that name share is left out.
     """
     changes = [diff.changes_in(recipe) for recipe in found]
     titles = []
@@ -160,13 +161,13 @@ def _titles(found: list[Recipe]) -> list[str]:
             beside = changes
         else:
             beside = [asdict(other) for other in found if other.name == recipe.name]
-        told = {
+        shown = {
             name: value
             for name, value in own.items()
             if name == "holdout" or any(name not in other or other[name] != value for other in beside)
         }
         usual = diff.usual(recipe.name, recipe.model, recipe.data, recipe.epochs)
-        titles.append(" ".join([recipe.name, *diff.options_of(usual, told)]))
+        titles.append(" ".join([recipe.name, *diff.options_of(usual, shown)]))
     return titles
 
 
@@ -194,26 +195,26 @@ def places(runs: Sequence[str | Path]) -> dict[Path, str]:
     return dict(zip(paths.values(), names, strict=True))
 
 
-def figure(courses: list[Course]) -> Figure:
+def figure(curves: list[LearningCurve]) -> Figure:
     """Loss on the left, the headline accuracy on the right; solid is the test, dotted the training."""
-    headline = next((name for name in HEADLINES if any(course.points(name)[1] for course in courses)), None)
-    height = max(3.0, (len(courses) + 1) * _LINE / 72)  # inches of a panel: the values beside its edge have to fit
+    headline = next((name for name in HEADLINES if any(curve.points(name)[1] for curve in curves)), None)
+    height = max(3.0, (len(curves) + 1) * _LINE / 72)  # inches of a panel: the values beside its edge have to fit
     drawn = Figure(figsize=(10.5 if headline else 6, height + 0.9), layout="constrained")
     panels = drawn.subplots(1, 2 if headline else 1, squeeze=False)[0]
     loss, *rest = panels
     _title(loss, "loss")
-    for course in courses:
-        _lines(loss, course, "train_loss", "loss")
-    if len({course.recipe.label_smoothing for course in courses} - {0.0}):
+    for curve in curves:
+        _lines(loss, curve, "train_loss", "loss")
+    if len({curve.recipe.label_smoothing for curve in curves} - {0.0}):
         loss.text(0.99, 0.98, "training loss with label smoothing", transform=loss.transAxes, **_SMALL)
     for axes in rest:
-        _title(axes, HEADLINES[headline][0])
-        for course in courses:
-            _lines(axes, course, f"train_{headline}" if len(courses) <= MANY else None, headline)
-        _zoom(axes, courses, headline)
-        _paper_values(axes, courses, HEADLINES[headline][1])
-        _end_values(axes, courses, headline, height * 72)
-    _legend(drawn, courses)
+        _title(axes, HEADLINES[headline])
+        for curve in curves:
+            _lines(axes, curve, f"train_{headline}" if len(curves) <= MANY else None, headline)
+        _zoom(axes, curves, headline)
+        _paper_values(axes, curves, metric_title(headline))
+        _end_values(axes, curves, headline, height * 72)
+    _legend(drawn, curves)
     return drawn
 
 
@@ -229,23 +230,23 @@ def _title(axes: Axes, text: str) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
 
 
-def _lines(axes: Axes, course: Course, training: str | None, test: str) -> None:
+def _lines(axes: Axes, curve: LearningCurve, training: str | None, test: str) -> None:
     if training:
-        x, y = course.points(training)
+        x, y = curve.points(training)
         single = "." if len(x) == 1 else None
-        axes.plot(x, y, linestyle=(0, (1, 1.6)), color=course.colour, linewidth=1.4, marker=single)
-    x, y = course.points(test)
-    axes.plot(x, y, color=course.colour, linewidth=1.9, marker="o" if len(x) < 12 else None, markersize=4)
-    if len(course.runs) > 1:
-        axes.fill_between(*course.band(test), color=course.colour, alpha=0.18, linewidth=0)
+        axes.plot(x, y, linestyle=(0, (1, 1.6)), color=curve.colour, linewidth=1.4, marker=single)
+    x, y = curve.points(test)
+    axes.plot(x, y, color=curve.colour, linewidth=1.9, marker="o" if len(x) < 12 else None, markersize=4)
+    if len(curve.runs) > 1:
+        axes.fill_between(*curve.band(test), color=curve.colour, alpha=0.18, linewidth=0)
 
 
-def _zoom(axes: Axes, courses: list[Course], column: str) -> None:
+def _zoom(axes: Axes, curves: list[LearningCurve], column: str) -> None:
     """Leave the steep beginning of long runs below the picture."""
     low, high = axes.get_ylim()
     values = []
-    for course in courses:
-        epochs, lowest, _ = course.band(column)
+    for curve in curves:
+        epochs, lowest, _ = curve.band(column)
         begun = len(epochs) // 10 if len(epochs) > 20 else 0
         values += lowest[begun:]
     axes.set_ylim(max(low, min(values) - 0.05 * (high - min(values))), high)
@@ -253,7 +254,7 @@ def _zoom(axes: Axes, courses: list[Course], column: str) -> None:
 
 def _spread(axes: Axes, values: list[float], height: float) -> list[float]:
     """How many points each of some sorted values has to be moved up so that text beside them can be read, in a panel
-    that is so many points high."""
+    of `height` points."""
     low, high = axes.get_ylim()
     points = [(value - low) * height / (high - low) for value in values]
     # Blocks of texts with no room between them, each around the middle of its values; those that meet become one.
@@ -274,54 +275,54 @@ def _edge(block: list[float], side: int) -> float:
     return mean(block) + side * _LINE * len(block) / 2
 
 
-def _end_values(axes: Axes, courses: list[Course], column: str, height: float) -> None:
-    """The last value of each course beside its end, in a panel that is so many points high."""
-    found = [(course, *course.points(column)) for course in courses]
-    ends = [(y[-1], x[-1], course) for course, x, y in found if y and isfinite(y[-1])]
+def _end_values(axes: Axes, curves: list[LearningCurve], column: str, height: float) -> None:
+    """The last value of each curve beside its end, in a panel of `height` points."""
+    found = [(curve, *curve.points(column)) for curve in curves]
+    ends = [(y[-1], x[-1], curve) for curve, x, y in found if y and isfinite(y[-1])]
     ends.sort(key=lambda end: end[:2])
-    for (value, epoch, course), up in zip(ends, _spread(axes, [end[0] for end in ends], height), strict=True):
+    for (value, epoch, curve), up in zip(ends, _spread(axes, [end[0] for end in ends], height), strict=True):
         axes.annotate(
-            course.last(column), (epoch, value), (7, up), textcoords="offset points", va="center",
-            fontsize=9.5, color=course.colour, fontweight="bold", annotation_clip=False, bbox=_ABOVE_LINES,
+            curve.last(column), (epoch, value), (7, up), textcoords="offset points", va="center",
+            fontsize=9.5, color=curve.colour, fontweight="bold", annotation_clip=False, bbox=_ABOVE_LINES,
         )  # fmt: skip
 
 
-def _paper_values(axes: Axes, courses: list[Course], column: str) -> None:
+def _paper_values(axes: Axes, curves: list[LearningCurve], column: str) -> None:
     """A line at each value that the paper prints for one of the runs, named above the highest; in the colour of the
-    course whose recipe is nearest to the paper's."""
-    values: dict[float, Course] = {}
-    for course in sorted(courses, key=lambda course: len(diff.changes_in(course.recipe))):
-        value = recipes.paper_value(course.recipe, column)
+    curve whose recipe is nearest to the paper's."""
+    values: dict[float, LearningCurve] = {}
+    for curve in sorted(curves, key=lambda curve: len(diff.changes_in(curve.recipe))):
+        value = recipes.paper_value(curve.recipe, column)
         if value is not None:
-            values.setdefault(value, course)
+            values.setdefault(value, curve)
     if not values:
         return
     low, high = axes.get_ylim()
     axes.set_ylim(low, max(high, max(values) + (0.03 + 0.06 * len(values)) * (high - low)))
-    for line, (value, course) in enumerate(sorted(values.items())):
-        axes.axhline(value, color=course.colour, linewidth=1, linestyle=(0, (6, 4)), alpha=0.8)
+    for line, (value, curve) in enumerate(sorted(values.items())):
+        axes.axhline(value, color=curve.colour, linewidth=1, linestyle=(0, (6, 4)), alpha=0.8)
         axes.annotate(
-            f"{value:.1f} in the paper, {course.recipe.evidence.row}", (0, max(values)), (4, 4 + 12 * line),
-            xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=9, color=course.colour,
+            f"{value:.1f} in the paper, {curve.recipe.evidence.row}", (0, max(values)), (4, 4 + 12 * line),
+            xycoords=("axes fraction", "data"), textcoords="offset points", fontsize=9, color=curve.colour,
             bbox=_ABOVE_LINES,
         )  # fmt: skip
 
 
-def _tested(courses: list[Course]) -> str:
-    return "test: mean, lowest to highest" if any(len(course.runs) > 1 for course in courses) else "test"
+def _tested(curves: list[LearningCurve]) -> str:
+    return "test: mean, lowest to highest" if any(len(curve.runs) > 1 for curve in curves) else "test"
 
 
-def _legend(drawn: Figure, courses: list[Course]) -> None:
+def _legend(drawn: Figure, curves: list[LearningCurve]) -> None:
     """Below the panels, in a figure that grows by its lines."""
     from matplotlib.lines import Line2D
 
-    labels = [fill(course.label, _LEGEND_WIDTH, break_on_hyphens=False) for course in courses]
+    labels = [fill(curve.label, _LEGEND_WIDTH, break_on_hyphens=False) for curve in curves]
     handles = [
-        Line2D([], [], color=course.colour, linewidth=2, label=label)
-        for course, label in zip(courses, labels, strict=True)
+        Line2D([], [], color=curve.colour, linewidth=2, label=label)
+        for curve, label in zip(curves, labels, strict=True)
     ]
     handles += [
-        Line2D([], [], color=INK, linewidth=1.6, label=_tested(courses)),
+        Line2D([], [], color=INK, linewidth=1.6, label=_tested(curves)),
         Line2D([], [], color=INK, linewidth=1.4, linestyle=(0, (1, 1.6)), label="training"),
     ]
     lines = [handle.get_label().splitlines() for handle in handles]

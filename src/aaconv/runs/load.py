@@ -11,6 +11,7 @@ from timm.data import ImageNetInfo
 from torch import nn
 
 from .. import recipes
+from ..data.transforms import EVAL_CROP
 from ..models import check_pretrained, create_model
 from ..models.weights import facts_of as facts_of_weights
 from ..recipes.recipe import Recipe
@@ -20,18 +21,19 @@ from .run_folder import (
     RECIPE,
     SUMMARY,
     WEIGHTS,
-    facts_of,
+    check_run,
+    data_info_of,
+    default_weights,
     is_run,
     naming_the_way_out,
     read_config,
     read_metrics,
     read_summary,
-    usual_weights,
 )
 
 
 @dataclass(frozen=True)
-class Loaded:
+class TrainedModel:
     """A network in evaluation mode and what it takes to use it: names of classes, statistics and size of images."""
 
     model: nn.Module
@@ -45,6 +47,8 @@ class Loaded:
     metrics: dict[str, Any] | None
     file: Path | None = None
     """Which the weights were read from; None: they are a name's own, or fresh."""
+    crop: float = EVAL_CROP
+    """The part of an image's shorter side that the network is evaluated on."""
 
 
 def load_model(
@@ -55,7 +59,7 @@ def load_model(
     options: dict[str, Any] | None = None,
     num_classes: int | None = None,
     device: torch.device | str = "cpu",
-) -> Loaded:
+) -> TrainedModel:
     """The network of a run folder, or one by its registered name.
 
     weights      of a run: last, best or ema; by default ema where there is one, else last. Or a file, of tensors only
@@ -67,15 +71,15 @@ def load_model(
             raise ValueError(f"{source} is a run, its network is built as it was trained: leave out model options")
         return _load_run(Path(source), weights, device)
     if isinstance(source, Path) or "/" in source or source.startswith("."):
-        raise ValueError(f"{source} is no run folder, it has no {RECIPE}; and models have no slash in their names")
+        check_run(source, "and models have no slash in their names")
     return _load_named(source, weights, pretrained, options or {}, num_classes, device)
 
 
-def _load_run(run: Path, weights: str | Path | None, device: torch.device | str) -> Loaded:
+def _load_run(run: Path, weights: str | Path | None, device: torch.device | str) -> TrainedModel:
     recipe, config = recipes.load(run / RECIPE), read_config(run)
-    facts = facts_of(config, run)
-    model = create_task(recipe).build(facts)
-    weights = weights or usual_weights(run)
+    info = data_info_of(config, run)
+    model = create_task(recipe).build(info)
+    weights = weights or default_weights(run)
     file = run / WEIGHTS[weights] if weights in WEIGHTS else Path(weights)
     if weights in WEIGHTS and not file.is_file():
         there = [name for name, path in WEIGHTS.items() if (run / path).is_file()]
@@ -84,17 +88,18 @@ def _load_run(run: Path, weights: str | Path | None, device: torch.device | str)
     fill(model, file)
     with naming_the_way_out(run):
         metrics = read_summary(run) if (run / SUMMARY).is_file() else None
-    return Loaded(
+    return TrainedModel(
         model=model.to(device).eval(),
         recipe=recipe,
-        classes=facts.classes,
-        mean=facts.mean,
-        std=facts.std,
-        size=facts.size,
+        classes=info.classes,
+        mean=info.mean,
+        std=info.std,
+        size=info.size,
         task=recipe.task,
         source=str(run),
         metrics=metrics,
         file=file,
+        crop=config["pretrained_cfg"].get("crop_pct") or EVAL_CROP,
     )
 
 
@@ -105,7 +110,7 @@ def _load_named(
     options: dict[str, Any],
     num_classes: int | None,
     device: torch.device | str,
-) -> Loaded:
+) -> TrainedModel:
     if pretrained:
         check_pretrained(name)
     try:
@@ -113,7 +118,7 @@ def _load_named(
     except TypeError as error:
         raise ValueError(f"{name} cannot be built with {options}: {error}") from None
     except SafetensorError as error:
-        raise ValueError(f"the weights of {name} are damaged: {error}; install or download them anew") from None
+        raise ValueError(f"the weights of {name} are damaged: {error}; reinstall or download them again") from None
     except RuntimeError as error:
         raise ValueError(_why_not_built(name, options, str(error))) from None
     if weights is not None:
@@ -122,7 +127,7 @@ def _load_named(
         fill(model, Path(weights))
     known = model.pretrained_cfg
     own_head = pretrained and num_classes is None
-    return Loaded(
+    return TrainedModel(
         model=model.to(device).eval(),
         recipe=None,
         classes=_class_names(known) if own_head else None,
@@ -133,18 +138,19 @@ def _load_named(
         source=name,
         metrics=facts_of_weights(known) if own_head and weights is None else None,
         file=None if weights is None else Path(weights),
+        crop=known.get("crop_pct") or EVAL_CROP,
     )
 
 
 def _why_not_built(name: str, options: dict[str, Any], reason: str) -> str:
-    """In a line, without what torch says about every single tensor."""
+    """In one line, without what torch says about every single tensor."""
     first, *more = reason.splitlines() or [""]
     if not more or "state_dict" not in first:
         return f"{name} cannot be built: {first}"
     known = None if ":" in name else timm.get_pretrained_cfg(name)
     file = known.file if known and known.file else f"the file of weights of {name}"
     tensor = more[0].strip().partition(', "')[0].rstrip(".")  # of a list of names the first
-    way_out = f"leave out {', '.join(options)}" if options else "install the package or export the weights anew"
+    way_out = f"leave out {', '.join(options)}" if options else "reinstall the package or export the weights again"
     return f"{file} does not fit the network {name}: {tensor}; {way_out}"
 
 
@@ -166,7 +172,7 @@ def fill(model: nn.Module, path: Path) -> None:
     model.load_state_dict(tensors)
 
 
-def measured(loaded: Loaded, weights: str | None) -> Loaded:
+def measured(loaded: TrainedModel, weights: str | None) -> TrainedModel:
     """With the metrics of these weights of a run; without any where only others were evaluated.
 
     summary.json has those of the averaged weights, or without an average those of the last.

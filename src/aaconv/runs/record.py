@@ -9,14 +9,14 @@ from typing import Any
 from .. import recipes
 from ..recipes import diff
 from ..recipes.recipe import Recipe
+from ..utils.json_file import read_json
 from . import results
 from .run_folder import (
     RECIPE,
     SUMMARY,
-    is_finished,
-    is_run,
+    check_finished,
     naming_the_way_out,
-    read_course,
+    read_epochs,
     read_summary,
     write_json,
     write_rows,
@@ -29,13 +29,10 @@ def record_result(run: str | Path, folder: str | Path = results.RESULTS) -> Path
     Behind the options stands what else was changed in the recipe. `aaconv table` and `aaconv plot` read the files.
     """
     run = Path(run)
-    if not is_run(run):
-        raise ValueError(f"{run} is no run folder, it has no {RECIPE}")
-    if not is_finished(run):
-        raise ValueError(f"{run} is not finished; go on with it: aaconv train --resume {run}")
+    check_finished(run)
     with naming_the_way_out(run):
         summary = _summary_of(run)
-    rows, recipe = read_course(run), recipes.load(run / RECIPE)
+    rows, recipe = read_epochs(run), recipes.load(run / RECIPE)
     known = recipe.name in recipes.names()
     # A summary is of its day's catalogue; of other recipes older ones say nothing.
     overrides = summary.get("overrides", {}) if known else diff.overrides_of(recipe)
@@ -45,7 +42,7 @@ def record_result(run: str | Path, folder: str | Path = results.RESULTS) -> Path
     path = Path(folder) / record["dataset"] / _file_name(record, recipe)
     try:
         # As texts: of a run that diverged, a NaN is the same NaN.
-        if path.exists() and json.dumps(results.read_json(path), sort_keys=True) != json.dumps(record, sort_keys=True):
+        if path.exists() and json.dumps(read_json(path), sort_keys=True) != json.dumps(record, sort_keys=True):
             raise ValueError(f"{path} is there already, of another run; move it away first")
         path.parent.mkdir(parents=True, exist_ok=True)
         write_rows(path.with_suffix(".csv"), rows, list(rows[0]))
@@ -83,7 +80,7 @@ def _file_name(record: results.Record, recipe: Recipe) -> str:
     changes = {name: value for name, value in diff.changes_of(record).items() if name != "model"}
     if recipe.name not in recipes.names():
         # Most of its fields are not the defaults: too many for a name.
-        digest = hashlib.sha256(diff.told_apart(recipe).encode()).hexdigest()[:6]
+        digest = hashlib.sha256(diff.experiment_key(recipe).encode()).hexdigest()[:6]
         changes = {"recipe": f"{recipe.name}-{digest}"}
     parts = [f"{name}_{value}" for some in (record["options"], changes) for name, value in sorted(some.items())]
     name = "-".join([record["model"], *parts, f"seed{record['seed']}"])

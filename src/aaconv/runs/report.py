@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import html
-import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -17,9 +16,9 @@ from ..utils.files import check_writable, replacing
 from ..utils.html import base_style, fill, read
 from ..utils.terminal import readable_bytes
 from . import curves
-from .load import Loaded, load_model
+from .load import TrainedModel, load_model
 from .metrics import metric_rows
-from .run_folder import ENVIRONMENT, RECIPE, is_run, naming_the_way_out, read_course, read_speed
+from .run_folder import ENVIRONMENT, RECIPE, check_run, naming_the_way_out, read_environment, read_epochs, read_speed
 
 DASH = "\N{EN DASH}"
 
@@ -31,7 +30,7 @@ class Run:
     path: Path
     name: str
     """Of its folder, with as much of the way to it as tells it from the others of a report."""
-    loaded: Loaded
+    loaded: TrainedModel
     cost: Cost
     environment: dict[str, Any]
     metrics: list[dict[str, Any]]
@@ -54,15 +53,10 @@ def write_report(runs: Sequence[str | Path], path: str | Path, *, explorer: str 
 
 
 def _read(path: Path, name: str) -> Run:
-    if not is_run(path):
-        raise ValueError(f"{path} is no run folder, it has no {RECIPE}")
+    check_run(path)
     loaded = load_model(path)
-    environment = path / ENVIRONMENT
-    try:
-        known = json.loads(environment.read_text()) if environment.is_file() else {}
-    except ValueError as error:
-        raise ValueError(f"{environment} is not JSON: {error}") from None
-    metrics = read_course(path)
+    known = read_environment(path) if (path / ENVIRONMENT).is_file() else {}
+    metrics = read_epochs(path)
     if not metrics:
         raise ValueError(f"{path} has no finished epoch yet: there is nothing to report")
     cost = count(loaded.model, (loaded.size, loaded.size), name=loaded.recipe.model.name)
@@ -121,8 +115,8 @@ def _results(runs: Sequence[Run]) -> list[list[str]]:
             rows.append([f"{name} in the paper", *(_number(paper, "{:g}") for _, paper in pairs)])
     rows.append(["loss", *(_number(run.metrics[-1].get("loss"), "{:.4f}") for run in runs)])
     rows.append(["epochs", *(f"{run.metrics[-1]['epoch']} of {run.loaded.recipe.epochs}" for run in runs)])
-    rows.append(["seconds an epoch", *(_number(_median(run.speed, "seconds"), "{:.1f}") for run in runs)])
-    rows.append(["images a second", *(_number(_median(run.speed, "images_per_second"), "{:,.0f}") for run in runs)])
+    rows.append(["seconds per epoch", *(_number(_median(run.speed, "seconds"), "{:.1f}") for run in runs)])
+    rows.append(["images per second", *(_number(_median(run.speed, "images_per_second"), "{:,.0f}") for run in runs)])
     memory = (max((row["peak_memory_bytes"] or 0 for row in run.speed), default=0) for run in runs)
     rows.append(["peak memory", *(readable_bytes(most) if most else DASH for most in memory)])
     return rows
@@ -133,7 +127,7 @@ def _metrics(run: Run) -> list[tuple[str, float | None, float | None]]:
     if run.loaded.metrics:
         return metric_rows(run.loaded)
     last = next((row for row in reversed(run.metrics) if row.get("loss") is not None), run.metrics[-1])
-    return metric_rows(Loaded(**{**vars(run.loaded), "metrics": last}))
+    return metric_rows(TrainedModel(**{**vars(run.loaded), "metrics": last}))
 
 
 def _cost(runs: Sequence[Run]) -> list[list[str]]:
@@ -180,8 +174,8 @@ def _recipes(runs: Sequence[Run]) -> str:
     for one in fields:
         one["model"] = ", ".join([one["model"]["name"], *filter(None, [_plain(one["model"]["options"], "")])])
     usual = {name: field.default for name, field in type(runs[0].loaded.recipe).__dataclass_fields__.items()}
-    told = [name for name in fields[0] if any(one[name] != usual[name] for one in fields) and name != "evidence"]
-    rows = [[name, *(_plain(one[name]) for one in fields)] for name in told if name not in ("name", "summary")]
+    changed = [name for name in fields[0] if any(one[name] != usual[name] for one in fields) and name != "evidence"]
+    rows = [[name, *(_plain(one[name]) for one in fields)] for name in changed if name not in ("name", "summary")]
     whole = "".join(
         f"<details><summary>All of {html.escape(run.name)}</summary>"
         f"<pre>{html.escape((run.path / RECIPE).read_text(encoding='utf-8'))}</pre></details>"

@@ -20,12 +20,14 @@ from typing import Any, get_type_hints
 from .. import recipes
 from ..recipes.diff import changes_of, options_of, usual
 from ..recipes.yaml_file import fit
+from ..utils.json_file import read_json
+from ..utils.metrics import TITLES
 
 RECORDED = Path(__file__).resolve().parents[1] / "recorded"
 """What comes with the package: results/DATASET/*.json and benchmarks/*.json."""
 RESULTS = "results"
 """Where `aaconv record` keeps them."""
-MEASURED = ("top1", "top5", "mAP", "mAP50", "mAP75", "seconds_per_epoch")
+MEASURED = (*TITLES, "seconds_per_epoch")
 KINDS = {
     **dict.fromkeys(("dataset", "name", "model", "data"), str),
     **dict.fromkeys(("options", "overrides"), dict),
@@ -156,13 +158,6 @@ def _is_a(kind: Any, value: Any) -> bool:
     """Is it of the kind? No bool is a number here, and NaN and infinity are none."""
     finite = not isinstance(value, float) or math.isfinite(value)
     return isinstance(value, kind) and not isinstance(value, bool) and finite
-
-
-def read_json(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
 
 
 def experiments(records: Iterable[Record]) -> list[Experiment]:

@@ -1,11 +1,11 @@
-"""What a training run leaves behind, and everything that is read from it again: one folder a run.
+"""What a training run leaves behind, and everything that is read from it again: one folder per run.
 
 recipe.yaml        what was to be done
 environment.json   versions, device, commit
-metrics.csv        a row an epoch, only what is the same every time; speed.csv: what is not
+metrics.csv        one row per epoch, only what is the same every time; speed.csv: what is not
 config.json        with model.safetensors, the last weights: timm.create_model("local-dir:RUN", pretrained=True)
 model-best.safetensors, model-ema.safetensors
-checkpoints/       to go on from
+checkpoints/       to resume from
 summary.json, curves.png   at the end
 training.lock      while it is trained: the process that does it; training/run_lock.py
 """
@@ -24,9 +24,11 @@ import torch
 
 from ..recipes import diff
 from ..recipes.recipe import Recipe
-from ..tasks.task import Facts
+from ..tasks.task import DataInfo
 from ..utils.environment import environment, version_of
 from ..utils.files import naming_unwritable, replacing
+from ..utils.json_file import read_json
+from ..utils.numbers import is_whole
 from ..utils.weights import Tensors, encode, write_file
 
 RECIPE, ENVIRONMENT, METRICS, SPEED = "recipe.yaml", "environment.json", "metrics.csv", "speed.csv"
@@ -42,7 +44,20 @@ def is_run(path: str | Path) -> bool:
     return (Path(path) / RECIPE).is_file()
 
 
-def usual_weights(run: str | Path) -> str:
+def check_run(path: str | Path, hint: str = "") -> None:
+    """A ValueError unless this is the folder of a training run; the hint says what else may have been meant."""
+    if not is_run(path):
+        raise ValueError(f"{path} is not a run folder, it has no {RECIPE}{hint and f'; {hint}'}")
+
+
+def check_finished(run: str | Path) -> None:
+    """A ValueError unless this is a run that has ended."""
+    check_run(run)
+    if not is_finished(run):
+        raise ValueError(f"{run} is not finished; resume it: aaconv train --resume {run}")
+
+
+def default_weights(run: str | Path) -> str:
     """Which of a run's weights are taken where none are named: their moving average, where there is one."""
     return "ema" if (Path(run) / WEIGHTS["ema"]).is_file() else "last"
 
@@ -57,7 +72,7 @@ def check_free(run: Path) -> None:
     with naming_unwritable(run):  # it may lie where nobody may look
         if is_run(run):
             raise ValueError(
-                f"{run} holds a run already; go on with it: aaconv train --resume {run}, or name another folder"
+                f"{run} holds a run already; resume it: aaconv train --resume {run}, or name another folder"
             )
         if run.exists() and not run.is_dir():
             raise ValueError(f"{run} is a file, not a folder for a run; name another")
@@ -67,12 +82,12 @@ def check_free(run: Path) -> None:
             raise ValueError(f"{run} has a {there[0]} that no run has written; name another folder")
 
 
-def facts_of(config: dict[str, Any], run: Path) -> Facts:
+def data_info_of(config: dict[str, Any], run: Path) -> DataInfo:
     """What the network of a run was built for, out of its config.json."""
     try:
         known = config["pretrained_cfg"]
         size = known["input_size"][-1]
-        return Facts(tuple(config["label_names"]), tuple(known["mean"]), tuple(known["std"]), size)
+        return DataInfo(tuple(config["label_names"]), tuple(known["mean"]), tuple(known["std"]), size)
     except (KeyError, TypeError, IndexError):
         raise ValueError(f"{run / CONFIG} is not what a run writes") from None
 
@@ -94,7 +109,7 @@ def read_metrics(run: str | Path) -> list[Row]:
     return read_rows(Path(run) / METRICS)
 
 
-def read_course(run: str | Path) -> list[Row]:
+def read_epochs(run: str | Path) -> list[Row]:
     """The rows of metrics.csv, epoch by epoch; none before the first is finished, and none may be missing then."""
     run = Path(run)
     with naming_the_way_out(run):
@@ -102,11 +117,11 @@ def read_course(run: str | Path) -> list[Row]:
         finished = bool(summary.get("finished"))
         rows = read_metrics(run) if finished or (run / METRICS).is_file() else []
         if rows or finished:
-            check_course(rows, run / METRICS, summary, SUMMARY)
+            check_epochs(rows, run / METRICS, summary, SUMMARY)
     return rows
 
 
-def check_course(rows: list[Row], path: Path, summary: dict[str, Any], name: str) -> None:
+def check_epochs(rows: list[Row], path: Path, summary: dict[str, Any], name: str) -> None:
     """A ValueError where the rows of a file are not every epoch up to the one that the summary, in `name`, is of."""
     if not rows:
         raise ValueError(f"{path} has no rows")
@@ -124,9 +139,9 @@ def naming_the_way_out(run: Path) -> Iterator[None]:
     try:
         yield
     except ValueError as error:
-        both = f"remove {run / SUMMARY} and have it and the tables" if (run / SUMMARY).is_file() else "have it"
-        anew = f"{both} written anew: aaconv train --resume {run}"
-        way_out = anew if (run / CHECKPOINTS).is_dir() else "copy it again from where it was trained"
+        remove = f"remove {run / SUMMARY} and have it and the tables" if (run / SUMMARY).is_file() else "have it"
+        again = f"{remove} rewritten: aaconv train --resume {run}"
+        way_out = again if (run / CHECKPOINTS).is_dir() else "copy it again from where it was trained"
         raise ValueError(f"{error}; {way_out}") from None
 
 
@@ -200,10 +215,7 @@ def summary_of(
 
 
 def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(path.read_text())
-    except ValueError as error:
-        raise ValueError(f"{path} is not JSON: {error}") from None
+    found = read_json(path)
     if not isinstance(found, dict):
         raise ValueError(f"{path} is not what a run writes")
     return found
@@ -230,4 +242,8 @@ def read_rows(path: Path) -> list[Row]:
 def _number(text: str | None) -> int | float | None:
     if not text:
         return None
-    return int(text) if re.fullmatch(r"-?\d+", text) else float(text)
+    if not re.fullmatch(r"-?\d+", text):
+        return float(text)
+    if not is_whole(int(text)):
+        raise ValueError(f"{text[:20]}... does not fit 64 bits")
+    return int(text)

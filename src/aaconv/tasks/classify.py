@@ -1,4 +1,4 @@
-"""Training to tell what an image shows: cross entropy, top-1 and top-5."""
+"""Classification: cross entropy, top-1 and top-5."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from ..data import ArrayDataset, Dataset, make_loader
 from ..data.transforms import EVAL_CROP
-from ..models import create_model, list_models
+from ..models import list_models
 from ..utils.distributed import World, total
 from .data import image_size, open_data
-from .task import Facts, Loader, Task
+from .evaluation import outputs_over
+from .task import DataInfo, Loader, Task
 
 Batch = tuple[Tensor, Tensor]
 
@@ -32,24 +33,21 @@ class Classify(Task):
         """The images of training and of evaluation."""
         return open_data(self.recipe)
 
-    def facts(self) -> Facts:
+    def data_info(self) -> DataInfo:
         train, _ = self.data
-        return Facts(train.classes, tuple(train.mean), tuple(train.std), image_size(self.recipe, train))
+        return DataInfo(train.classes, tuple(train.mean), tuple(train.std), image_size(self.recipe, train))
 
-    def build(self, facts: Facts) -> nn.Module:
-        model = self.recipe.model
-        try:
-            return create_model(
-                model.name, num_classes=len(facts.classes), **_own_size(model.name, facts), **model.options
-            )
-        except TypeError as error:
-            raise ValueError(f"{model.name} cannot be built with {model.options}: {error}") from None
+    def build(self, info: DataInfo, *, start: bool = False) -> nn.Module:
+        own_size = _own_size(self.recipe.model.name, info)
+        if twice := own_size.keys() & self.recipe.model.options.keys():
+            raise ValueError(f"the option {min(twice)} follows from the size of the images; set that with --size")
+        return self.create(info, start, **own_size)
 
-    def config(self, facts: Facts) -> dict[str, Any]:
-        config = super().config(facts)
-        config["model_args"] |= _own_size(self.recipe.model.name, facts)
+    def config(self, info: DataInfo) -> dict[str, Any]:
+        config = super().config(info)
+        config["model_args"] |= _own_size(self.recipe.model.name, info)
         train = self.data[0]
-        whole = isinstance(train, ArrayDataset) and train.images.shape[1] == facts.size
+        whole = isinstance(train, ArrayDataset) and train.images.shape[1] == info.size
         config["pretrained_cfg"]["crop_pct"] = 1.0 if whole else EVAL_CROP
         return config
 
@@ -80,15 +78,16 @@ class Classify(Task):
         return loss, {"top1": 100 * correct}
 
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-        return count(model, batches, len(self.facts().classes)).metrics()
+        return count(model, batches, len(self.data_info().classes)).metrics()
 
 
 @dataclass(frozen=True)
-class Counts:
-    """Sums over images: float64 [4] of their number, losses, hits and hits among five; and int64 [class, guess]."""
+class ClassificationCounts:
+    """Sums over the images of all processes: float64 [4] of their number, losses, hits and hits among five; and of this
+    process `guesses` int64 [images, 2], the label of each image and the class it was taken for."""
 
     sums: Tensor
-    confusion: Tensor
+    guesses: Tensor
 
     def metrics(self) -> dict[str, float]:
         """The mean loss; top1 and top5 in percent."""
@@ -99,33 +98,23 @@ class Counts:
 
 
 @torch.no_grad()
-def count(model: nn.Module, batches: Iterable[Batch], classes: int) -> Counts:
-    """Every image of every process once. A last batch that is smaller is filled up: shapes stay, nothing recompiles."""
-    sums = confusion = None
-    full = 0
-    for images, labels in batches:
-        number, full = len(labels), max(full, len(labels))
-        if number < full:
-            images = torch.cat([images, images[:1].expand(full - number, -1, -1, -1)])
-        logits = model(images)[:number].float()
-        if sums is None:
-            sums = torch.zeros(4, dtype=torch.float64, device=logits.device)
-            confusion = torch.zeros(classes, classes, dtype=torch.int64, device=logits.device)
+def count(model: nn.Module, batches: Iterable[Batch], classes: int) -> ClassificationCounts:
+    """Every image of every process once."""
+    device = next(model.parameters()).device
+    sums = torch.zeros(4, dtype=torch.float64, device=device)
+    guesses = [torch.empty(0, 2, dtype=torch.int64, device=device)]
+    for _, labels, logits in outputs_over(model, batches):
         best = logits.topk(min(5, classes), dim=1).indices
         hits = best == labels[:, None]
         losses = F.cross_entropy(logits, labels, reduction="none").double()
         sums += torch.stack([torch.full_like(losses, 1.0), losses, hits[:, 0].double(), hits.any(1).double()]).sum(1)
-        confusion.view(-1).index_add_(0, labels * classes + best[:, 0], torch.ones_like(labels))
-    if sums is None:  # more processes than images
-        device = next(model.parameters()).device
-        sums = torch.zeros(4, dtype=torch.float64, device=device)
-        confusion = torch.zeros(classes, classes, dtype=torch.int64, device=device)
-    return Counts(total(sums), total(confusion))
+        guesses.append(torch.stack([labels, best[:, 0]], dim=1))
+    return ClassificationCounts(total(sums), torch.cat(guesses))
 
 
-def _own_size(name: str, facts: Facts) -> dict[str, int]:
+def _own_size(name: str, info: DataInfo) -> dict[str, int]:
     """The keyword for the networks that are made for one size of image."""
     if name in list_models():
-        return {"img_size": facts.size}
+        return {"img_size": info.size}
     known = None if ":" in name or not timm.is_model(name.partition(".")[0]) else timm.get_pretrained_cfg(name)
-    return {"img_size": facts.size} if known is not None and known.fixed_input_size else {}
+    return {"img_size": info.size} if known is not None and known.fixed_input_size else {}

@@ -25,6 +25,11 @@ def open_data(recipe: Recipe) -> tuple[Dataset, Dataset]:
         train, test = (select(train, indices) for indices in hold_out(recipe.holdout, len(train)))
     else:
         test = open_dataset(recipe.data, recipe.data_dir, "test", **shapes_options(recipe, train=False))
+        if len(test.classes) > len(train.classes):
+            raise ValueError(
+                f"{recipe.data}: the test images have labels up to {len(test.classes) - 1}, the training images up to "
+                f"{len(train.classes) - 1}; a classes.txt beside the shards names all classes"
+            )
     return limited_both(recipe, train, test)
 
 

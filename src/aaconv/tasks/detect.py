@@ -1,4 +1,4 @@
-"""Training to find objects: RetinaNet's loss, and mean average precision as COCO measures it."""
+"""Detection: RetinaNet's loss, and mean average precision as COCO measures it."""
 
 import logging
 from collections.abc import Iterable, Iterator
@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 from ..data.coco import DetectionDataset, open_detection
 from ..data.detection_loader import Batch, Targets, make_detection_loader
@@ -20,11 +21,11 @@ from ..detection.coco_results import (
     to_results,
     why_no_scorer,
 )
-from ..models import create_model
 from ..recipes.recipe import Recipe
 from ..utils.distributed import World, total
 from .data import hold_out, limited_both, shapes_options
-from .task import Facts, Loader, Task
+from .evaluation import outputs_over
+from .task import DataInfo, Loader, Task
 
 LARGE = 640
 EVALUATION = PostprocessSettings(threshold=0.01)
@@ -42,7 +43,7 @@ class Detect(Task):
     def __init__(self, recipe: Recipe) -> None:
         super().__init__(recipe)
         self.criterion = DetectionLoss()
-        self._judged: DetectionDataset | None = None
+        self._eval_data: DetectionDataset | None = None
         self._world: World | None = None
 
     @cached_property
@@ -50,40 +51,34 @@ class Detect(Task):
         """The images of training and of evaluation."""
         return open_data(self.recipe)
 
-    def facts(self) -> Facts:
+    def data_info(self) -> DataInfo:
         train, _ = self.data
-        return Facts(train.classes, tuple(train.mean), tuple(train.std), image_size(self.recipe, train))
+        return DataInfo(train.classes, tuple(train.mean), tuple(train.std), image_size(self.recipe, train))
 
-    def build(self, facts: Facts) -> nn.Module:
-        model = self.recipe.model
-        try:
-            network = create_model(model.name, num_classes=len(facts.classes), **self._options(facts))
-        except TypeError as error:
-            raise ValueError(f"{model.name} cannot be built with {model.options}: {error}") from None
+    def build(self, info: DataInfo, *, start: bool = False) -> nn.Module:
+        network = self.create(info, start, img_size=info.size)
         if not hasattr(network, "anchors"):
-            raise ValueError(f"{model.name} is no detector; `aaconv models retinanet` lists those there are")
-        if facts.size % network.multiple:
-            nearest = max(1, round(facts.size / network.multiple)) * network.multiple
-            raise ValueError(f"size must be a multiple of {network.multiple}, got {facts.size}; try {nearest}")
+            name = self.recipe.model.name
+            raise ValueError(f"{name} is not a detector; `aaconv models retinanet` lists those there are")
+        if info.size % network.multiple:
+            nearest = max(1, round(info.size / network.multiple)) * network.multiple
+            raise ValueError(f"size must be a multiple of {network.multiple}, got {info.size}; try {nearest}")
         return network
 
-    def config(self, facts: Facts) -> dict[str, Any]:
-        config = super().config(facts)
-        config["model_args"] = self._options(facts)
+    def config(self, info: DataInfo) -> dict[str, Any]:
+        config = super().config(info)
+        config["model_args"] = {"img_size": info.size} | config["model_args"]
         config["category_ids"] = list(self.data[0].category_ids)
         return config
 
-    def _options(self, facts: Facts) -> dict[str, Any]:
-        return {"img_size": facts.size} | self.recipe.model.options
-
     def loaders(self, batch: int, world: World) -> tuple[Loader, Loader]:
-        size = self.facts().size
+        size = self.data_info().size
         train, test = (
             loader_of(self.recipe, images, batch, world, size, train=training)
             for images, training in zip(self.data, (True, False), strict=True)
         )
-        self._judged, self._world = test.dataset, world
-        if world.first and scorer() is None:
+        self._eval_data, self._world = test.dataset, world
+        if world.is_main and scorer() is None:
             _logger.warning("no mAP here, only the loss will be measured: %s", why_no_scorer())
         return train, test
 
@@ -99,13 +94,13 @@ class Detect(Task):
         return class_loss + box_loss, {}
 
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float | None]:
-        if self._judged is None or self._world is None:
+        if self._eval_data is None or self._world is None:
             raise RuntimeError("loaders() comes before evaluate(): it says which images the batches are of")
-        found = find(model, batches, self._judged, self.criterion, self._world)
+        found = find(model, batches, self._eval_data, self.criterion, self._world)
         values: dict[str, float | None] = dict(found.losses)
         if scorer() is None:
             return values | dict.fromkeys(METRICS)
-        return values | self._world.first_does(lambda: mean_average_precision(self._judged, found.results, found.seen))
+        return values | self._world.on_main(lambda: mean_average_precision(self._eval_data, found.results, found.seen))
 
 
 def open_data(recipe: Recipe) -> tuple[DetectionDataset, DetectionDataset]:
@@ -155,7 +150,7 @@ def loader_of(
 
 
 @dataclass(frozen=True)
-class Found:
+class DetectionOutputs:
     """What a network finds in the images of all processes, and its losses: over the anchors with an object of all."""
 
     results: list[Result]
@@ -166,19 +161,13 @@ class Found:
 @torch.no_grad()
 def find(
     model: nn.Module, batches: Iterable[Batch], dataset: DetectionDataset, criterion: DetectionLoss, world: World
-) -> Found:
-    """Every image of every process once. A last batch that is smaller is filled up: shapes stay, nothing recompiles."""
+) -> DetectionOutputs:
+    """Every image of every process once."""
     results: list[Result] = []
     seen: list[int] = []
     sums = torch.zeros(3, dtype=torch.float64, device=world.device)
-    full = 0
-    for images, targets in batches:
-        number, full = len(images), max(full, len(images))
-        size = tuple(images.shape[-2:])
-        if number < full:
-            images = torch.cat([images, images[:1].expand(full - number, -1, -1, -1)])
-        anchors = _bare(model).anchors(size, images.device)
-        logits, codes = (output[:number].float() for output in model(images))
+    for images, targets, (logits, codes) in outputs_over(model, batches):
+        anchors = _bare(model).anchors(tuple(images.shape[-2:]), images.device)
         sums += torch.stack(criterion.sums(logits, codes, torch.cat(anchors), targets.boxes, targets.labels))
         found = postprocess(logits, codes, anchors, targets.sizes.tolist(), EVALUATION)
         for index, detections in in_image_pixels(found, targets, dataset):
@@ -190,7 +179,7 @@ def find(
     parts = world.gather((results, seen))
     if not any(seen for _, seen in parts):
         raise ValueError("there is no image to evaluate on")
-    return Found(
+    return DetectionOutputs(
         [result for results, _ in parts for result in results],
         sorted(index for _, seen in parts for index in seen),
         {name: value / max(1.0, number) for name, value in losses.items()},
@@ -208,6 +197,5 @@ def in_image_pixels(
 
 
 def _bare(model: nn.Module) -> nn.Module:
-    """The network itself, of what DistributedDataParallel or torch.compile wraps."""
-    model = getattr(model, "module", model)
-    return getattr(model, "_orig_mod", model)
+    """The network itself, of what DistributedDataParallel wraps."""
+    return model.module if isinstance(model, DistributedDataParallel) else model

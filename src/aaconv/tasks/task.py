@@ -7,12 +7,14 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from ..models import create_model
 from ..recipes.recipe import Recipe
 from ..utils.distributed import World
+from ..utils.errors import one_line
 
 
 @dataclass(frozen=True)
-class Facts:
+class DataInfo:
     """What of the data a network is built for, and what it takes to use the network without them."""
 
     classes: tuple[str, ...]
@@ -47,16 +49,27 @@ class Task(ABC):
         self.recipe = recipe
 
     @abstractmethod
-    def facts(self) -> Facts:
+    def data_info(self) -> DataInfo:
         """Opens the data, once."""
 
     @abstractmethod
-    def build(self, facts: Facts) -> nn.Module:
-        """The network with fresh weights; the data need not be there."""
+    def build(self, info: DataInfo, *, start: bool = False) -> nn.Module:
+        """The network with fresh weights; start: with those that the recipe starts from. The data need not be there."""
+
+    def create(self, info: DataInfo, start: bool, **options: Any) -> nn.Module:
+        """timm's create_model with the recipe's keywords over these; whatever a constructor raises is a ValueError."""
+        model = self.recipe.model
+        options |= model.options if start else model.network_options
+        try:
+            return create_model(model.name, num_classes=len(info.classes), **options)
+        except (MemoryError, ConnectionError):
+            raise
+        except Exception as error:  # each network has errors of its own
+            raise ValueError(f"{model.name} cannot be built with {model.options}: {one_line(error)}") from None
 
     @abstractmethod
     def loaders(self, batch: int, world: World) -> tuple[Loader, Loader]:
-        """Training and evaluation, `batch` images a step and process; both for this process's part of the images."""
+        """Training and evaluation, `batch` images per step and process; both for this process's part of the images."""
 
     @abstractmethod
     def loss(self, model: nn.Module, batch: Any) -> tuple[Tensor, dict[str, Tensor]]:
@@ -69,18 +82,19 @@ class Task(ABC):
         All processes give the same; None is what could not be measured.
         """
 
-    def config(self, facts: Facts) -> dict[str, Any]:
+    def config(self, info: DataInfo) -> dict[str, Any]:
         """config.json of a run folder, in timm's layout: timm.create_model("local-dir:RUN") builds the network."""
         return {
             "architecture": self.recipe.model.name.partition(".")[0],
-            "num_classes": len(facts.classes),
-            "label_names": list(facts.classes),
-            "model_args": dict(self.recipe.model.options),
+            "num_classes": len(info.classes),
+            "label_names": list(info.classes),
+            "model_args": self.recipe.model.network_options,
             "pretrained_cfg": {
-                "input_size": [3, facts.size, facts.size],
-                "mean": list(facts.mean),
-                "std": list(facts.std),
-                "num_classes": len(facts.classes),
+                "input_size": [3, info.size, info.size],
+                "mean": list(info.mean),
+                "std": list(info.std),
+                "num_classes": len(info.classes),
+                "interpolation": "bilinear",  # as data.eval_transform resizes
             },
             "task": self.recipe.task,
         }

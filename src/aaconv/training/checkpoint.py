@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..utils.json_file import parse_json, read_json
 from ..utils.weights import Tensors, decode, encode, write_file
 
 MANIFEST, STATE = "manifest.json", "state.json"
@@ -64,10 +65,16 @@ def paths(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if re.fullmatch(r"step-\d{8,}", path.name))
 
 
+def last_good(folder: Path) -> str:
+    """For messages: where a run can be resumed from."""
+    there = paths(folder)
+    return f"the last good checkpoint is {there[-1]}" if there else "there is no checkpoint yet"
+
+
 def load(path: Path) -> Checkpoint:
     """Read and compare every file with its sum; ValueError says what is wrong."""
     try:
-        sums = json.loads((path / MANIFEST).read_bytes())["sha256"]
+        sums = read_json(path / MANIFEST)["sha256"]
         if any(name != Path(name).name for name in sums):
             raise ValueError  # a file somewhere else
         data = {name: (path / name).read_bytes() for name in sums}
@@ -83,11 +90,14 @@ def load(path: Path) -> Checkpoint:
     if STATE not in data:
         raise ValueError(f"{STATE} is missing")
     tensors = {name.removesuffix(".safetensors"): decode(some, name) for name, some in data.items() if name != STATE}
-    return Checkpoint(path, json.loads(data[STATE]), tensors)
+    state = parse_json(data[STATE], STATE)
+    if not isinstance(state, dict):
+        raise ValueError(f"{STATE} is not what a run writes")
+    return Checkpoint(path, state, tensors)
 
 
 def load_newest(folder: Path, say: Callable[[str], None]) -> Checkpoint | None:
-    """The newest checkpoint that is whole; each damaged one is told of in a line. None: there has been none yet."""
+    """The newest checkpoint that is whole; each damaged one is reported in one line. None: there has been none yet."""
     _restore(folder)
     _tidy(folder)
     found = paths(folder)

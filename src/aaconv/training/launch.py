@@ -12,6 +12,7 @@ from ..runs import run_folder
 from ..runs.record import record_result
 from ..utils.device import cores, pick_device
 from ..utils.distributed import started_by_torchrun
+from ..utils.metrics import TITLES, metric_title, telling
 from . import trainer
 from .progress import TensorBoard, duration, following
 
@@ -49,17 +50,17 @@ def free_folder(recipe: Recipe, runs: Path = RUNS) -> Path:
 
 
 def check_unchanged(changes: dict[str, Any], others: dict[str, Any]) -> None:
-    """A run goes on as it began: a ValueError names what was given beside --resume."""
+    """A run is resumed as it began: a ValueError names what was given beside --resume."""
     fields = ["--" + {"model_options": "model.OPTION"}.get(name, name.replace("_", "-")) for name in changes]
     extra = [name for name, value in others.items() if value] + fields
     if extra:
-        raise ValueError(f"--resume goes on with the run as it is: leave out {', '.join(extra)}")
+        raise ValueError(f"--resume continues the run as it is: leave out {', '.join(extra)}")
 
 
 def start(
     run: Path, recipe: Recipe | None, *, device: str | None = None, tensorboard: bool = False, record: bool = False
 ) -> dict[str, Any]:
-    """Train `recipe` into the folder `run`, or go on with it where there is no recipe; prints what came out."""
+    """Train `recipe` into the folder `run`, or resume it where there is no recipe; prints what came out."""
     first = os.environ.get("RANK", "0") == "0"
     with ExitStack() as stack:
         if tensorboard and first:
@@ -80,10 +81,8 @@ def start(
 
 
 def conclusion(summary: dict[str, Any], run: Path) -> str:
-    """The result in a line, the paper's under it where there is one, and where to go from here."""
-    titles = {"top1": "top-1", "top5": "top-5", "mAP": "mAP", "mAP50": "mAP50", "mAP75": "mAP75"}
-    found = {title: summary[key] for key, title in titles.items() if summary.get(key) is not None}
-    results = [f"{title} {value:.2f} %" for title, value in found.items() if (title, value) != ("top-5", 100)]
+    """The result in one line, the paper's under it where there is one, and where to go from here."""
+    results = [f"{metric_title(name)} {value:.2f} %" for name, value in telling(summary).items()]
     results += [f"loss {summary['loss']:.4f}"] if summary.get("loss") is not None else []
     lines = [
         ", ".join(results),
@@ -95,7 +94,7 @@ def conclusion(summary: dict[str, Any], run: Path) -> str:
         lines[0] += f", on {recipe.holdout:,} training images held out"
     row = recipes.paper_row(recipe)
     if row is not None and not (recipe.holdout or recipe.eval_limit):
-        values = ", ".join(f"{name} {row.cells[name]}" for name in titles.values() if name in row.cells)
+        values = ", ".join(f"{name} {row.cells[name]}" for name in TITLES.values() if name in row.cells)
         lines.append(f"the paper: {values} (table {recipe.evidence.table}, {row.name}){_shortened(recipe)}")
     return "\n".join([*lines, f"all of it is in {run}; look at it with aaconv eval, plot, report or explore"])
 

@@ -7,11 +7,11 @@ import torch
 from timm.utils import ModelEmaV3
 from torch import nn
 
-from ..data.loaders import mix
+from ..data.base_loader import mix
 from ..recipes.recipe import Recipe
 from ..tasks.task import Task
-from ..utils.distributed import World, talking
-from ..utils.precision import DTYPES
+from ..utils.distributed import World, communicating
+from ..utils.precision import autocast
 from ..utils.weights import Tensors
 from .optimize import load_optimizer, make_optimizer, make_schedule, optimizer_tensors, rate_of
 from .running_sums import RunningSums
@@ -26,7 +26,7 @@ class Learner:
     def __init__(self, recipe: Recipe, task: Task, world: World, steps_per_epoch: int) -> None:
         self.recipe, self.task, self.world = recipe, task, world
         torch.manual_seed(mix(recipe.seed, 0))
-        model = world.prepare(task.build(task.facts()), sync_batch_norm=recipe.sync_batch_norm)
+        model = world.prepare(task.build(task.data_info(), start=True), sync_batch_norm=recipe.sync_batch_norm)
         layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
         self.model = model.to(world.device, memory_format=layout)
         self.ema = ModelEmaV3(self.model, decay=recipe.ema) if recipe.ema is not None else None
@@ -40,7 +40,7 @@ class Learner:
         torch.manual_seed(mix(recipe.seed, 1, world.rank))
 
     @property
-    def judged(self) -> nn.Module:
+    def eval_model(self) -> nn.Module:
         """What is evaluated: the moving average of the weights, where there is one."""
         return self.model if self.ema is None else self.ema.module
 
@@ -55,7 +55,7 @@ class Learner:
         self.schedule.step_update(done)
         for part in range(parts):
             batch = next(batches) if part else batch
-            with self.world.gradients(self.net, travel=part == parts - 1), talking():
+            with self.world.gradients(self.net, travel=part == parts - 1), communicating():
                 with self.precision():
                     loss, metrics = self.task.loss(self.net, batch)
                 self.scaler.scale(loss / parts if parts > 1 else loss).backward()
@@ -80,11 +80,8 @@ class Learner:
 
     def precision(self) -> torch.autocast:
         """Within it the network computes in the recipe's precision."""
-        dtype = DTYPES[self.recipe.precision]
-        lower = dtype is not torch.float32
         # No cache of casts under the compiler: inside a CUDA graph it would outlive the step.
-        cache = self.recipe.compile == "off"
-        return torch.autocast(self.world.device.type, dtype if lower else None, enabled=lower, cache_enabled=cache)
+        return autocast(self.recipe.precision, self.world.device, cache=self.recipe.compile == "off")
 
     def is_finite(self) -> bool:
         """Are all weights and statistics numbers? Waits for the device."""

@@ -19,7 +19,7 @@ def peak_rate(recipe: Recipe) -> float:
 
 
 def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
-    """timm's optimiser of that name; the weight decay holds for all weights, as in the paper, but for `no_decay`."""
+    """timm's optimiser of that name; weight decay for all parameters, as in the paper, except `no_decay`."""
     groups = _groups(recipe, model)
     parameters = [parameter for group in groups for parameter in group["params"]]
     options: dict[str, Any] = {}
@@ -47,7 +47,7 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
 
 
 def _groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
-    """The weights, and in a group of their own those that do not decay."""
+    """The parameters, and in a group of their own those that are excluded from weight decay."""
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
     kept = set()
     for pattern in recipe.no_decay:
@@ -62,9 +62,9 @@ def _groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
 
 
 def make_schedule(recipe: Recipe, optimizer: Optimizer, steps_per_epoch: int) -> Scheduler:
-    """`schedule.step_update(n)` sets the rate of the step that follows n others.
+    """`schedule.step_update(n)` sets the learning rate of the step that follows n others.
 
-    It rises linearly from 0 over `warmup` of the epochs. Then "cosine" falls from the peak at the warm-up's end to
+    It rises linearly from 0 over `warmup` of the epochs. Then "cosine" decays from the peak at the warm-up's end to
     min_lr after the last step; "step" multiplies by decay_rate at each of decay_epochs and "exponential" every
     decay_epochs[0] epochs, both counted from the beginning of the run.
     """

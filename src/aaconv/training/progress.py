@@ -26,24 +26,18 @@ from rich.table import Table
 from rich.text import Text
 
 from ..recipes.recipe import Recipe
+from ..utils.metrics import TITLES, metric_title, says_nothing
 
 ON_TERMINAL, ELSEWHERE = 0.2, 10.0  # seconds between two updates
 RECENT = 20.0  # seconds over which the speed is averaged
-SHOWN = {
-    "train_loss": "train loss",
-    "train_top1": "",
-    "loss": "loss",
-    "top1": "top-1",
-    "top5": "top-5",
-    "mAP": "mAP",
-    "mAP50": "mAP50",
-}
+SHOWN = {"train_loss": "train loss", "train_top1": "", "loss": "loss"}
+SHOWN |= {name: metric_title(name) for name in ("top1", "top5", "mAP", "mAP50")}
 """Columns of metrics.csv and what they are called in the line of an epoch."""
-PERCENT = ("train_top1", "top1", "top5", "mAP", "mAP50")
+PERCENT = ("train_top1", *TITLES)
 
 
 class Follower(Protocol):
-    """Something that is told how a run goes on."""
+    """Something that follows how a run goes."""
 
     def step(self, step: int, values: Mapping[str, float]) -> None:
         """`step` is counted from the beginning of the run."""
@@ -99,7 +93,7 @@ class TensorBoard:
 
 
 class Display:
-    """The live display of one run. `first` is the (epoch, step) that training goes on from; both count from 0."""
+    """The live display of one run. `first` is the (epoch, step) that training starts at; both count from 0."""
 
     def __init__(
         self, recipe: Recipe, steps_per_epoch: int, first: tuple[int, int] = (0, 0), *, console: Console | None = None
@@ -109,7 +103,7 @@ class Display:
         self._on_terminal = self._console.is_terminal and not self._console.is_dumb_terminal
         self._live = Live(console=self._console, auto_refresh=False, transient=True) if self._on_terminal else None
         self._clock = Clock(first[0] * steps_per_epoch + first[1], recipe.epochs * steps_per_epoch)
-        self._told = float("-inf")
+        self._updated = float("-inf")
 
     @staticmethod
     def silent() -> Display:
@@ -119,7 +113,7 @@ class Display:
     def __enter__(self) -> Display:
         if self._live:
             self._live.start()
-        self._told = time.monotonic() if not self._on_terminal else self._told
+        self._updated = time.monotonic() if not self._on_terminal else self._updated
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -128,13 +122,13 @@ class Display:
 
     def due(self) -> bool:
         """Is it time for an update? A few times a second on a terminal, every ten seconds elsewhere."""
-        return time.monotonic() - self._told >= (ON_TERMINAL if self._on_terminal else ELSEWHERE)
+        return time.monotonic() - self._updated >= (ON_TERMINAL if self._on_terminal else ELSEWHERE)
 
     def step(
         self, epoch: int, step: int, *, loss: float, lr: float, images: int, accuracy: float | None = None
     ) -> None:
         """`step` steps of the epoch (counted from 0) are done, `images` were seen by this process; accuracy in %."""
-        self._told = time.monotonic()
+        self._updated = time.monotonic()
         done = epoch * self._per_epoch + step
         self._clock.tick(done, images)
         values = {"loss": loss, "lr": lr} | ({} if accuracy is None else {"accuracy": accuracy})
@@ -157,7 +151,7 @@ class Display:
         width = len(str(self._recipe.epochs))
         text = Text.assemble((f"epoch {int(row['epoch']):{width}}/{self._recipe.epochs} ", "bold"))
         for name, title in SHOWN.items():
-            if _is_number(row.get(name)) and not _says_nothing(name, row):
+            if _is_number(row.get(name)) and not says_nothing(name, float(row[name])):
                 value = float(row[name])
                 important = name in ("top1", "mAP")
                 text.append(f" {title} " if title else "", None if important else "dim")
@@ -270,11 +264,6 @@ def duration(seconds: float) -> str:
     if hours >= 48:
         return f"{hours // 24} d {hours % 24:02d} h"
     return f"{hours}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
-
-
-def _says_nothing(name: str, row: Mapping[str, Any]) -> bool:
-    """Top-5 of a handful of classes."""
-    return name == "top5" and float(row[name]) >= 99.995
 
 
 def _is_number(value: Any) -> bool:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 LOCK = "training.lock"
 TRIES = 100
-"""More than trainers that end in one moment; not for ever, where a disk numbers a file anew each time."""
+"""More than trainers that end in one moment; not for ever, where a disk gives a file a new number each time."""
 
 
 class RunLock:

@@ -1,4 +1,4 @@
-"""The first process's side of a run folder: everything that training writes, and what it goes on from."""
+"""The first process's side of a run folder: everything that training writes, and what it resumes from."""
 
 import errno
 from collections.abc import Iterator
@@ -45,7 +45,7 @@ class RunWriter:
             raise OSError(f"{self.run} cannot be begun: {reason}; name another folder with --run-dir DIR") from error
 
     def newest(self, device: torch.device, processes: int) -> Checkpoint | None:
-        """What the run goes on from; None: it was ended before its first checkpoint."""
+        """What the run is resumed from; None: it was ended before its first checkpoint."""
         found = checkpoint.load_newest(self.checkpoints, self.lines.append)
         with self._writing("its environment and weights"):
             self._describe(device, processes)
@@ -54,13 +54,13 @@ class RunWriter:
         if found is None:
             self.lines.append(f"{self.run} has no checkpoint yet: starting at the beginning")
         else:
-            self.lines.append(f"going on from {found.path}")
+            self.lines.append(f"resuming from {found.path}")
         return found
 
     def _describe(self, device: torch.device, processes: int) -> None:
         known = run_folder.environment_of(device, processes)
         run_folder.write_json(self.run / run_folder.ENVIRONMENT, known)
-        run_folder.write_json(self.run / run_folder.CONFIG, self.task.config(self.task.facts()))
+        run_folder.write_json(self.run / run_folder.CONFIG, self.task.config(self.task.data_info()))
 
     def tables(self, rows: list[Row], speed: list[Row]) -> None:
         with self._writing("the metrics"):
@@ -74,7 +74,7 @@ class RunWriter:
             run_folder.write_weights(self.run / run_folder.WEIGHTS["best"], model.state_dict())
 
     def checkpoint(self, steps: int, state: dict[str, Any], tensors: dict[str, Tensors]) -> Path:
-        """The state after so many steps; its weights become the run's last ones."""
+        """The state after `steps` steps; its weights become the run's last ones."""
         with self._writing(f"the checkpoint of step {steps}"):
             path = checkpoint.save(self.checkpoints, steps, state, tensors, keep=self.recipe.keep)
             self._publish(path)
@@ -93,8 +93,7 @@ class RunWriter:
         return summary
 
     def last_good(self) -> str:
-        there = checkpoint.paths(self.checkpoints)
-        return f"the last good checkpoint is {there[-1]}" if there else "there is no checkpoint yet"
+        return checkpoint.last_good(self.checkpoints)
 
     def _publish(self, path: Path) -> None:
         for name, weights in (("model", "last"), ("ema", "ema")):
@@ -109,7 +108,7 @@ class RunWriter:
         except OSError as error:
             if not self.run.is_dir():
                 raise OSError(
-                    f"{what} cannot be written: {self.run} has vanished, with its checkpoints; put it back and go on "
+                    f"{what} cannot be written: {self.run} has vanished, with its checkpoints; put it back and resume "
                     f"with: aaconv train --resume {self.run}"
                 ) from error
             raise OSError(f"{what} cannot be written: {error.strerror or error}; {self.last_good()}") from error

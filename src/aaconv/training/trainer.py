@@ -1,4 +1,4 @@
-"""Training: one loop for every task and recipe, into a run folder that can be gone on with at any step."""
+"""Training: one loop for every task and recipe, into a run folder that can be resumed at any step."""
 
 import math
 import os
@@ -13,12 +13,14 @@ from typing import Any, TypeVar
 import torch
 
 from .. import recipes
+from ..data.workers import naming_killed_workers
 from ..recipes.recipe import Recipe
 from ..runs import run_folder
 from ..runs.run_folder import Row
 from ..tasks.task import Task, create_task
 from ..utils.distributed import World, joined, restarted
 from ..utils.weights import Tensors
+from . import checkpoint
 from .checkpoint import Checkpoint
 from .learner import GRAPHED, Learner
 from .progress import Display
@@ -30,6 +32,9 @@ from .signals import Interrupts
 # What a process tells the others between two steps, and the highest holds: SIGNAL + n is that it received signal n.
 GO, LOOK, SIGNAL, FAILED = 0, 1, 10, 1000
 
+WORKSPACE = "CUBLAS_WORKSPACE_CONFIG"
+"""What cuBLAS wants to see in the environment before it computes the same bits every time."""
+
 Batch = TypeVar("Batch")
 
 
@@ -38,7 +43,7 @@ class NotFinite(ValueError):
 
 
 class Stopped(SystemExit):
-    """A signal ended the run, which is saved: `line` says how to go on, the exit code is the shell's for the signal."""
+    """A signal ended the run, which is saved: `line` says how to resume, the exit code is the shell's."""
 
     def __init__(self, signal_number: int, line: str) -> None:
         super().__init__(128 + signal_number)
@@ -49,43 +54,42 @@ def train(recipe: Recipe, run: str | Path, *, device: str | None = None) -> dict
     """Train a recipe into the folder `run`, which must not hold a run yet, and return its summary.
 
     Ctrl-C and SIGTERM save a checkpoint and raise `Stopped`; a loss that is not finite raises `NotFinite`. Processes
-    that torchrun has restarted go on with the run by themselves.
+    that torchrun has restarted resume the run by themselves.
     """
     run = Path(run)
     with joined(device) as world, RunLock(run) as lock:
-        world.first_does(lock.take)
+        world.on_main(lock.take)
         # Machines may count restarts differently: one that knows of it is enough.
-        again = bool(world.highest(restarted())) and world.first_does(lambda: run_folder.is_run(run))
+        again = bool(world.highest(restarted())) and world.on_main(lambda: run_folder.is_run(run))
         if not again:
-            world.first_does(lambda: run_folder.check_free(run))
+            world.on_main(lambda: run_folder.check_free(run))
         return _run(recipe, run, world, lock, again=again)
 
 
 def resume(run: str | Path, *, device: str | None = None) -> dict[str, Any]:
-    """Go on with a run at its newest whole checkpoint, and return its summary."""
+    """Resume a run at its newest whole checkpoint, and return its summary."""
     run = Path(run)
     with joined(device) as world, RunLock(run) as lock:
-        recipe = world.first_does(lambda: _recipe_of(run))
-        world.first_does(lock.take)
+        recipe = world.on_main(lambda: _recipe_of(run))
+        world.on_main(lock.take)
         return _run(recipe, run, world, lock, again=True)
 
 
 def _recipe_of(run: Path) -> Recipe:
-    if not run_folder.is_run(run):
-        raise ValueError(f"there is no run in {run}: it has no {run_folder.RECIPE}")
+    run_folder.check_run(run)
     return recipes.load(run / run_folder.RECIPE)
 
 
 def _run(recipe: Recipe, run: Path, world: World, lock: RunLock, *, again: bool) -> dict[str, Any]:
-    if again and world.first_does(lambda: run_folder.is_finished(run)):
-        if world.first:
+    if again and world.on_main(lambda: run_folder.is_finished(run)):
+        if world.is_main:
             print(f"{run} is finished already", flush=True)
-        return world.first_does(lambda: run_folder.read_summary(run))
+        return world.on_main(lambda: run_folder.read_summary(run))
     try:
-        with settings(recipe):
+        with settings(recipe), naming_killed_workers(lambda: _way_out(run, recipe)):
             return Trainer(recipe, run, world, again=again, lock=lock).train()
     except Stopped as stopped:
-        if world.first:
+        if world.is_main:
             print(f"aaconv: {stopped.line}", file=sys.stderr, flush=True)
         raise
     except torch.OutOfMemoryError as error:
@@ -93,6 +97,13 @@ def _run(recipe: Recipe, run: Path, world: World, lock: RunLock, *, again: bool)
             f"the GPU's memory does not suffice for batch={recipe.batch} in {recipe.accumulate} parts; "
             f"raise --accumulate or lower --batch ({str(error).splitlines()[0]})"
         ) from error
+
+
+def _way_out(run: Path, recipe: Recipe) -> str:
+    """How to resume after the system has killed a data worker."""
+    resume = f"resume with: aaconv train --resume {run}"
+    fewer = f"fewer workers (workers: {recipe.workers} in {run / run_folder.RECIPE}) take less memory"
+    return f"{checkpoint.last_good(run / run_folder.CHECKPOINTS)}; {resume}; {fewer}"
 
 
 class Trainer:
@@ -138,8 +149,8 @@ class Trainer:
         return self.epoch * self.steps_per_epoch + self.step
 
     def train(self) -> dict[str, Any]:
-        """Go on to the end; the summary is returned."""
-        if self.world.first:
+        """Train to the end; the summary is returned."""
+        if self.world.is_main:
             self.display = Display(self.recipe, self.steps_per_epoch, (self.epoch, self.step))
         with self.interrupts, self.display:
             for line in self.writer.lines:
@@ -147,7 +158,7 @@ class Trainer:
             while self.epoch < self.recipe.epochs:
                 self.train_epoch()
                 self.finish_epoch()
-        return self.world.first_does(self._finish)
+        return self.world.on_main(self._finish)
 
     def train_epoch(self) -> None:
         """The steps of the epoch that are left."""
@@ -233,19 +244,19 @@ class Trainer:
             self.best = {"value": value, "epoch": self.epoch + 1}
         self.epoch, self.step, self.seconds = self.epoch + 1, 0, 0.0
         self.sums = RunningSums(self.task.running, self.world.device)
-        self.world.first_does(lambda: self._write_epoch(improved))
+        self.world.on_main(lambda: self._write_epoch(improved))
         self.display.epoch(row)
         every = self.recipe.checkpoint_every
         if last or every is None or self.steps % every == 0:
             self._save()
 
     def _evaluate(self) -> dict[str, float | None]:
-        judged = self.learner.judged.eval()
-        self.world.same_buffers(judged)
+        eval_model = self.learner.eval_model.eval()
+        self.world.same_buffers(eval_model)
         try:
             # Not compiled: to compile the network once more, as it evaluates, takes longer than many evaluations.
             with torch.no_grad(), self.learner.precision(), torch.compiler.set_stance("force_eager"):
-                return self.task.evaluate(judged, self._watched(self.eval_loader.batches()))
+                return self.task.evaluate(eval_model, self._watched(self.eval_loader.batches()))
         except _Interrupted:
             self._stop(self.interrupts.received)
 
@@ -271,19 +282,19 @@ class Trainer:
 
     def _write_epoch(self, improved: bool) -> None:
         if improved:
-            self.writer.best(self.learner.judged)
+            self.writer.best(self.learner.eval_model)
         self.writer.tables(self.rows, self.speed)
 
     def _stop(self, signal_number: int) -> None:
         path = self._save()
-        line = f"stopped at step {self.steps}, saved {path}; go on with: aaconv train --resume {self.run}"
+        line = f"stopped at step {self.steps}, saved {path}; resume with: aaconv train --resume {self.run}"
         raise Stopped(signal_number, line)
 
     def _save(self) -> Path:
         """A checkpoint of this position, unless the loss was not finite on the way to it."""
         self._check_finite()
         random, sums = self.world.gather(self.learner.random_state()), self.world.gather(self.sums.state())
-        return self.world.first_does(lambda: self._write_checkpoint(random, sums))
+        return self.world.on_main(lambda: self._write_checkpoint(random, sums))
 
     def _write_checkpoint(self, random: list[Tensors], sums: list[dict[str, Any]]) -> Path:
         """The state of the first process, and of each what is its own: random numbers and sums."""
@@ -296,13 +307,13 @@ class Trainer:
         """Begin the folder, or take the state from it; the first process reads and writes for all."""
         about = self.world.device, self.world.size
         if not again:
-            self.world.first_does(lambda: self.writer.begin(*about, lock))
+            self.world.on_main(lambda: self.writer.begin(*about, lock))
             return
-        found = self.world.first_does(lambda: self.writer.newest(*about))
+        found = self.world.on_main(lambda: self.writer.newest(*about))
         if found is not None:
             self._load(found)
         # Rows of epochs after the checkpoint are made again.
-        self.world.first_does(lambda: self.writer.tables(self.rows, self.speed))
+        self.world.on_main(lambda: self.writer.tables(self.rows, self.speed))
 
     def _load(self, found: Checkpoint) -> None:
         state = found.state
@@ -341,7 +352,7 @@ class _Interrupted(Exception):
 
 
 def _peak_memory(device: torch.device, *, graphs: bool) -> int:
-    """Bytes: of torch's allocator on a GPU, of the whole process on a processor."""
+    """Bytes: of torch's allocator on a GPU, of the whole process on a CPU."""
     if device.type != "cuda":
         return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     # What CUDA graphs hold is not counted as allocated, only as reserved.
@@ -353,11 +364,14 @@ def settings(recipe: Recipe) -> Iterator[None]:
     """Torch's global switches as the recipe wants them, and as they were afterwards."""
     benchmark, deterministic = torch.backends.cudnn.benchmark, torch.are_deterministic_algorithms_enabled()
     torch.backends.cudnn.benchmark = not recipe.deterministic
+    workspace = os.environ.get(WORKSPACE)
     if recipe.deterministic:
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        os.environ.setdefault(WORKSPACE, ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:
         yield
     finally:
         torch.backends.cudnn.benchmark = benchmark
         torch.use_deterministic_algorithms(deterministic)
+        if workspace is None:
+            os.environ.pop(WORKSPACE, None)

@@ -5,14 +5,22 @@ import os
 import torch
 
 
-def pick_device(name: str | None = None) -> torch.device:
-    """The device of that name, by default a GPU if there is one; a ValueError if there is none such."""
+def pick_device(name: str | None = None, *, needs_gpu: str | None = None) -> torch.device:
+    """The device of that name, by default a GPU if there is one; a ValueError if there is none such.
+
+    needs_gpu: what runs on a CPU only if it is asked to.
+    """
+    has_gpu = torch.cuda.is_available()
+    if name is None and needs_gpu and not has_gpu:
+        raise ValueError(f"{needs_gpu} needs a GPU, and torch finds none; --device cpu tries it small on the CPU")
     try:
-        device = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        device = torch.device(name or ("cuda" if has_gpu else "cpu"))
     except RuntimeError:
-        raise ValueError(f"there is no device {name!r}; choose cuda, cuda:1 or cpu") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise ValueError("torch finds no CUDA device here; --device cpu computes on the processor")
+        raise ValueError(f"unknown device {name!r}; choose cuda, cuda:1 or cpu") from None
+    if device.type == "cuda" and not has_gpu:
+        raise ValueError("torch finds no CUDA device here; --device cpu computes on the CPU")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise ValueError(f"unknown device {name!r}; torch finds {torch.cuda.device_count()} CUDA devices, from 0 on")
     return device
 
 

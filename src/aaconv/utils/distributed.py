@@ -1,7 +1,7 @@
 """Many processes as one: `torchrun --nproc-per-node N -m aaconv train ...` starts them, `World` is what they share.
 
-Tensors of the network travel by nccl on GPUs and gloo on processors. What the processes tell each other besides, a stop
-or the state that a run goes on from, travels by gloo in a group of its own: no GPU has to wait for it.
+Tensors of the network travel by nccl on GPUs and gloo on CPUs. What the processes tell each other besides, a stop
+or the state that a run resumes from, travels by gloo in a group of its own: no GPU has to wait for it.
 """
 
 import os
@@ -18,7 +18,9 @@ from torch import Tensor, nn
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-PATIENCE = timedelta(minutes=30)
+from .device import pick_device
+
+TIMEOUT = timedelta(minutes=30)
 """How long a process waits for the others: as long as the slowest evaluation or checkpoint may take."""
 
 Shared = TypeVar("Shared")
@@ -34,7 +36,7 @@ class World:
     control: Any = None
 
     @property
-    def first(self) -> bool:
+    def is_main(self) -> bool:
         """Does this process write the files and the display?"""
         return self.rank == 0
 
@@ -48,7 +50,7 @@ class World:
     def _agree(self, number: int, by: Any) -> int:
         if self.size == 1:
             return number
-        with talking():
+        with communicating():
             tensor = torch.tensor(int(number))
             dist.all_reduce(tensor, by, group=self.control)
         return int(tensor)
@@ -58,8 +60,8 @@ class World:
         if self.size == 1:
             return
         try:
-            told = dist.all_reduce(torch.tensor(number), dist.ReduceOp.MAX, group=self.control, async_op=True)
-            told.wait(timedelta(seconds=5))
+            sent = dist.all_reduce(torch.tensor(number), dist.ReduceOp.MAX, group=self.control, async_op=True)
+            sent.wait(timedelta(seconds=5))
         except RuntimeError:
             pass  # the others are gone, or are somewhere else
 
@@ -68,21 +70,21 @@ class World:
         if self.size == 1:
             return thing
         things = [thing]
-        with talking():
+        with communicating():
             dist.broadcast_object_list(things, src=0, group=self.control)
         return things[0]
 
-    def first_does(self, function: Callable[[], Shared]) -> Shared:
-        """Call it in the first process alone and give all what it gives; its error ends all, and one of them tells."""
+    def on_main(self, function: Callable[[], Shared]) -> Shared:
+        """Call it in the main process alone and give all what it gives; its error ends all, and one reports it."""
         outcome = None
-        if self.first:
+        if self.is_main:
             try:
                 outcome = function(), None
             except (ValueError, OSError) as error:
                 outcome = None, error
         result, error = self.share(outcome)
         if error is not None:
-            raise error if self.first else SystemExit(2)
+            raise error if self.is_main else SystemExit(2)
         return result
 
     def gather(self, thing: Shared) -> list[Shared]:
@@ -90,7 +92,7 @@ class World:
         if self.size == 1:
             return [thing]
         things: list[Any] = [None] * self.size
-        with talking():
+        with communicating():
             dist.all_gather_object(things, thing, group=self.control)
         return things
 
@@ -99,7 +101,7 @@ class World:
         if self.size == 1:
             return model
         ids = [self.device.index] if self.device.type == "cuda" else None
-        with talking():
+        with communicating():
             return DistributedDataParallel(model, device_ids=ids, gradient_as_bucket_view=True)
 
     def prepare(self, model: nn.Module, *, sync_batch_norm: bool) -> nn.Module:
@@ -107,7 +109,7 @@ class World:
         if not sync_batch_norm or self.size == 1:
             return model
         if self.device.type != "cuda":
-            raise ValueError("sync_batch_norm needs GPUs: torch has no synchronised batch norm for processors")
+            raise ValueError("sync_batch_norm needs GPUs: torch has no synchronised batch norm for CPUs")
         return convert_sync_batchnorm(model)
 
     def gradients(self, net: nn.Module, *, travel: bool) -> AbstractContextManager:
@@ -117,7 +119,7 @@ class World:
     def same_buffers(self, model: nn.Module) -> None:
         """The running statistics of the first process, in all of them."""
         if self.size > 1:
-            with talking():
+            with communicating():
                 for buffer in model.buffers():
                     dist.broadcast(buffer, src=0)
 
@@ -125,7 +127,7 @@ class World:
 def total(tensor: Tensor) -> Tensor:
     """The sum over all processes; the tensor itself where there is one."""
     if dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
-        with talking():
+        with communicating():
             dist.all_reduce(tensor)
     return tensor
 
@@ -142,24 +144,21 @@ def restarted() -> bool:
 @contextmanager
 def joined(device: str | None = None) -> Iterator[World]:
     """Join the processes that torchrun started together with this one, if it did."""
-    kind = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu")).type
-    if kind == "cuda" and not torch.cuda.is_available():
-        raise ValueError("torch finds no CUDA device here; --device cpu trains on the processor")
+    where = pick_device(device)
     if not started_by_torchrun():
-        yield World(torch.device(device or kind))
+        yield World(where)
         return
-    where = torch.device("cpu")
-    if kind == "cuda":
+    if where.type == "cuda":
         local, there = int(os.environ.get("LOCAL_RANK", 0)), torch.cuda.device_count()
         if local >= there:
             raise ValueError(f"this machine has {there} GPUs, process {local} finds none; lower --nproc-per-node")
         where = torch.device("cuda", local)
         torch.cuda.set_device(where)
-    with talking():
-        store, rank, size = next(rendezvous("env://", timeout=PATIENCE))
-        backend = "nccl" if kind == "cuda" else "gloo"
-        dist.init_process_group(backend, store=_of_this_attempt(store), rank=rank, world_size=size, timeout=PATIENCE)
-        control = dist.new_group(backend="gloo", timeout=PATIENCE)
+    with communicating():
+        store, rank, size = next(rendezvous("env://", timeout=TIMEOUT))
+        backend = "nccl" if where.type == "cuda" else "gloo"
+        dist.init_process_group(backend, store=_of_this_attempt(store), rank=rank, world_size=size, timeout=TIMEOUT)
+        control = dist.new_group(backend="gloo", timeout=TIMEOUT)
     try:
         yield World(where, rank, size, control)
     except SystemExit:
@@ -181,7 +180,7 @@ def _of_this_attempt(store: dist.Store) -> dist.Store:
 
 
 @contextmanager
-def talking() -> Iterator[None]:
+def communicating() -> Iterator[None]:
     """What goes wrong between the processes becomes one line."""
     try:
         yield

@@ -14,7 +14,7 @@ class Unwritable(OSError):
         reason = self.strerror
         if self.errno == errno.ENOENT:  # "No such file" says nothing about one that is to be made
             parent = Path(self.filename).resolve().parent
-            reason = f"{parent} {'takes no files' if parent.is_dir() else 'is gone'}"
+            reason = f"{parent} {'is not writable' if parent.is_dir() else 'is gone'}"
         room = "make room there or " if self.errno in (errno.ENOSPC, errno.EDQUOT) else ""
         return f"{self.filename} cannot be written: {reason}; {room}choose another place"
 
@@ -38,7 +38,7 @@ def naming_unwritable(path: str | Path, names: Collection[str | Path] | None = N
 def replacing(path: str | Path) -> Iterator[Path]:
     """A name beside `path`, with its suffix, to write to; it takes the place of `path` if nothing goes wrong.
 
-    What is no plain file, such as /dev/null, is written to directly. Errors name `path`.
+    What is not a plain file, such as /dev/null, is written to directly. Errors name `path`.
     """
     path = Path(path)
     with naming_unwritable(path):

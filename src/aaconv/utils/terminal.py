@@ -2,10 +2,11 @@
 
 import os
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import TypeVar
 
 from rich.console import Console
+from rich.table import Table
 
 QUIET = 10.0  # seconds after which one wants to know whether something still happens
 Batch = TypeVar("Batch", bound=tuple)
@@ -23,6 +24,15 @@ def fitting_console() -> Console:
     return terminal if terminal.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=200)
 
 
+def new_table(*columns: str, right: Collection[str] = (), fold: bool = False, header: bool = True) -> Table:
+    """A table in the style of all: no lines, bold headers, the columns in `right` flush right; fold: cells may wrap."""
+    table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), show_header=header)
+    for column in columns:
+        side = "right" if column in right else "left"
+        table.add_column(column, justify=side, no_wrap=not fold, overflow="fold" if fold else "ellipsis")
+    return table
+
+
 def readable_bytes(size: int) -> str:
     """1.50 MiB, and so on."""
     if size >= 2**30:
@@ -32,10 +42,10 @@ def readable_bytes(size: int) -> str:
 
 def counted(batches: Iterable[Batch], images: int) -> Iterator[Batch]:
     """The batches, (images, ...) each; what takes long says now and then on stderr how far it has come."""
-    output, done, told = Console(stderr=True), 0, time.monotonic()
+    output, done, reported = Console(stderr=True), 0, time.monotonic()
     for batch in batches:
         yield batch
         done += len(batch[0])
-        if time.monotonic() - told > QUIET:
+        if time.monotonic() - reported > QUIET:
             output.print(f"{done:,} of {images:,} images", highlight=False)
-            told = time.monotonic()
+            reported = time.monotonic()

@@ -1,0 +1,20 @@
+"""Errors of others, of torch and timm above all, in one line of ours."""
+
+import pickle
+import re
+
+_CODES = re.compile(r"\x1b\[[0-9;]*m")
+
+
+def one_line(error: BaseException) -> str:
+    """What is wrong, without escape codes, tracebacks, or advice to load what may run code."""
+    text = _CODES.sub("", str(error))
+    if isinstance(error, pickle.UnpicklingError) or "weights_only" in text:
+        found = re.search(r"GLOBAL (\S+)", text)
+        return (
+            f"it holds {found[1]}, not only tensors" if found else "it is not a file of tensors that torch has written"
+        )
+    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    if not line or isinstance(error, LookupError):  # a KeyError says nothing but the key
+        return f"{type(error).__name__} {line}".strip()
+    return line
