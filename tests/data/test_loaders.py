@@ -1,10 +1,9 @@
 """Loaders: what a step holds depends on seed, epoch and step alone, on every device, for any number of processes."""
 
 import logging
-import multiprocessing
-import os
 import re
-import signal
+import subprocess
+import sys
 from dataclasses import replace
 
 import pytest
@@ -25,7 +24,6 @@ from aaconv.data import (
 )
 from aaconv.data.transforms import fill_colour
 from aaconv.data.workers import naming_killed_workers
-from support.training_runs import Running
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 KINDS = ["device", "worker"]
@@ -334,22 +332,30 @@ def test_an_error_of_a_worker_is_the_same_line_as_without_workers(tmp_path, work
         list(loader.batches())
 
 
-def lose_a_worker(folder):
-    loader = make_loader(open_dataset(str(folder)), 2, train=False, size=16, workers=1)
+LOSE_A_WORKER = """
+import multiprocessing, os, signal, sys
+from aaconv.data import make_loader, open_dataset
+from aaconv.data.workers import naming_killed_workers
+
+loader = make_loader(open_dataset(sys.argv[1]), 2, train=False, size=16, workers=1)
+try:
     with naming_killed_workers(lambda: "do this"):
         for step, _ in enumerate(loader.batches()):
             if step == 0:
                 (worker,) = multiprocessing.active_children()
                 os.kill(worker.pid, signal.SIGKILL)
+except ChildProcessError as error:
+    print(error, flush=True)
+    os._exit(0)
+"""
 
 
 @pytest.mark.processes
 def test_a_killed_worker_is_one_line_with_the_way_out(tmp_path):
     """In a process of its own: torch's handler of the signal may raise at any time after it."""
-    save_images(tmp_path / "images", 64)
-    code, text = Running(lose_a_worker, tmp_path / "images", log=tmp_path / "log").wait()
-    assert code == 2
-    assert re.search(r"^aaconv: error: a data worker has died.*\(pid.*\); do this$", text, flags=re.MULTILINE), text
+    command = [sys.executable, "-c", LOSE_A_WORKER, str(save_images(tmp_path, 64))]
+    printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert re.search(r"^a data worker has died.*\(pid.*\); do this$", printed)
 
 
 def test_other_errors_of_torch_are_not_taken_for_a_killed_worker():

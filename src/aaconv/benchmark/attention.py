@@ -1,7 +1,9 @@
 """`aaconv bench attention`: the operator alone, on a GPU inside CUDA graphs, so that launches do not hide the kernels.
 
 Every variant takes the packed projection and the two tables and gives all their gradients. `compiled` is the eager
-reference under torch.compile, `flex` is torch's FlexAttention with the same trainable bias. The inputs stay the same,
+reference under torch.compile, `bias` torch's scaled_dot_product_attention with the relative logits as a materialised
+bias, compiled, as SAM and others have it, `flex` torch's FlexAttention with the same trainable bias. `nopos` leaves the
+positions out: what attention costs without them, the floor. The inputs stay the same,
 so small ones are read from the GPU's L2 cache, as in a network, where the projection has just been written.
 """
 
@@ -11,12 +13,14 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from ..attention import BACKENDS, eager, triton_backend
 from ..attention.heads import join_heads, relative_logits, split_heads
 from ..utils.device import pick_device
+from ..utils.precision import DTYPES
 from .measure import Call, compile_apart, failures_into, graphed, peak_memory, release, time_interleaved
 from .output import Progress, Results, mib
 from .switches import restoring_switches
@@ -24,7 +28,7 @@ from .switches import restoring_switches
 HEADS = 8
 IN_A_GRAPH = 10
 """Calls captured one after the other: replaying a graph costs some microseconds, as much as a small kernel."""
-GPU_VARIANTS = ("triton", "sdpa", "compiled", "flex")
+GPU_VARIANTS = ("triton", "sdpa", "compiled", "bias", "flex", "nopos")
 CPU_VARIANTS = ("sdpa", "eager")
 # The H200: memory traffic that can be reached, and exponentials of all multiprocessors per second.
 BYTES_PER_SECOND = 4.3e12
@@ -35,28 +39,31 @@ Attend = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Shape:
-    """One attention: batch:HEIGHTxWIDTH:key/value, the depths those of one head."""
+    """One attention: batch:HEIGHTxWIDTH:key/value, the depths those of one head, and :heads where they are not 8."""
 
     batch: int
     height: int
     width: int
     key_depth: int
     value_depth: int
+    heads: int = HEADS
 
     @classmethod
     def parse(cls, text: str) -> "Shape":
-        match = re.fullmatch(r"(\d+):(\d+)x(\d+):(\d+)/(\d+)", text)
-        numbers = [int(number) for number in match.groups()] if match else [0]
+        match = re.fullmatch(r"(\d+):(\d+)x(\d+):(\d+)/(\d+)(?::(\d+))?", text)
+        numbers = [int(number) for number in match.groups(str(HEADS))] if match else [0]
         if min(numbers) < 1:
-            raise ValueError(f"a shape is batch:HEIGHTxWIDTH:key/value, as in 128:14x14:20/3, got {text!r}")
+            form = "batch:HEIGHTxWIDTH:key/value[:heads], as in 128:14x14:20/3 or 4:64x64:64/64:12"
+            raise ValueError(f"a shape is {form}, got {text!r}")
         return cls(*numbers)
 
     def __str__(self) -> str:
-        return f"{self.batch}:{self.height}x{self.width}:{self.key_depth}/{self.value_depth}"
+        heads = "" if self.heads == HEADS else f":{self.heads}"
+        return f"{self.batch}:{self.height}x{self.width}:{self.key_depth}/{self.value_depth}{heads}"
 
     @property
     def channels(self) -> int:
-        return HEADS * (2 * self.key_depth + self.value_depth)
+        return self.heads * (2 * self.key_depth + self.value_depth)
 
     def floors(self, itemsize: int) -> dict[str, dict[str, float]]:
         """Milliseconds below which an H200 cannot go: every input and output moved once, every weight one exponential.
@@ -65,9 +72,9 @@ class Shape:
         the inputs, and computes each weight again.
         """
         pixels = self.batch * self.height * self.width
-        packed, out = pixels * self.channels * itemsize, pixels * HEADS * self.value_depth * itemsize
-        log_sum_exp = 4 * pixels * HEADS
-        weights = pixels * self.height * self.width * HEADS
+        packed, out = pixels * self.channels * itemsize, pixels * self.heads * self.value_depth * itemsize
+        log_sum_exp = 4 * pixels * self.heads
+        weights = pixels * self.height * self.width * self.heads
         moved = {"forward": packed + out, "both": 3 * packed + 3 * out + 2 * log_sum_exp}
         passes = {"forward": 1, "both": 2}
         return {
@@ -94,6 +101,16 @@ PAPER_SHAPES = [
         "4:128x128:20/3",
     )
 ]
+WIDE_SHAPES = [
+    Shape.parse(text)
+    for text in (
+        "4:64x64:64/64:12",  # SAM-B's global attention
+        "4:64x64:80/80:16",  # SAM-H's
+        "100:14x14:64/64:12",  # SAM-B's windows
+        "128:14x14:128/128:4",  # BoTNet
+        "32:28x28:96/96:4",
+    )
+]
 CPU_SHAPES = [Shape.parse("2:14x14:20/3"), Shape.parse("2:32x32:20/2")]
 
 
@@ -102,17 +119,19 @@ def run(
     shapes: list[str] | None = None,
     variants: list[str] | None = None,
     *,
+    precision: str | None = None,
     device: str | None = None,
     rounds: int | None = None,
     json_to: str | None = None,
 ) -> None:
-    """Measure the variants at these shapes (default: those of the paper's models and of detection)."""
+    """Measure the variants at these shapes (default: those of the paper's models, of detection, of SAM and BoTNet) in
+    bf16, or on a CPU in float32."""
     where = pick_device(device, needs_gpu="bench attention")
     on_gpu, rounds = where.type == "cuda", rounds or 20
-    dtype = torch.bfloat16 if on_gpu else torch.float32
-    chosen = [Shape.parse(text) for text in shapes] if shapes else PAPER_SHAPES if on_gpu else CPU_SHAPES
+    dtype = DTYPES[precision or ("bf16" if on_gpu else "float32")]
+    chosen = [Shape.parse(text) for text in shapes] if shapes else PAPER_SHAPES + WIDE_SHAPES if on_gpu else CPU_SHAPES
     names = list(dict.fromkeys(variants or (GPU_VARIANTS if on_gpu else CPU_VARIANTS)))
-    settings = {"heads": HEADS, "dtype": str(dtype), "rounds": rounds, "graphs": on_gpu}
+    settings = {"dtype": str(dtype), "rounds": rounds, "graphs": on_gpu}
     results, progress = Results("attention", where, json_to, **settings), Progress()
     for shape in chosen:
         results.add(*measure(shape, names, where, dtype, rounds, progress))
@@ -121,7 +140,7 @@ def run(
     columns = (*columns, "x floor", "x first", "peak memory")
     first = f"x first: fwd + bwd against {names[0]}"
     floor = "; x floor: against the larger of bytes / 4.3 TB/s and exponentials, on an H200" if on_gpu else ""
-    about = [f"{HEADS} heads, {dtype}{', inside CUDA graphs' if on_gpu else ''}; {first}{floor}"]
+    about = [f"{HEADS} heads unless given, {dtype}{', inside CUDA graphs' if on_gpu else ''}; {first}{floor}"]
     about += [f"{row['shape']} {row['variant']}: {row['failed']}" for row in results.rows if "failed" in row]
     results.finish(columns, [_cells(row) for row in results.rows], about)
 
@@ -136,7 +155,7 @@ def measure(
 ) -> list[dict[str, Any]]:
     """One row per variant: timings of both phases and the peak memory, or the reason why there are none."""
     inputs, grad_out = _inputs(shape, device, dtype)
-    sizes = {"num_heads": HEADS, "key_channels": HEADS * shape.key_depth}
+    sizes = {"num_heads": shape.heads, "key_channels": shape.heads * shape.key_depth}
     calls: dict[str, dict[str, Call]] = {"forward": {}, "both": {}}
     memory: dict[str, int] = {}
     failures: dict[str, str] = {}
@@ -179,7 +198,7 @@ def _inputs(shape: Shape, device: torch.device, dtype: torch.dtype) -> tuple[lis
     like = {"device": device, "dtype": dtype}
     qkv = torch.randn(shape.batch, shape.height, shape.width, shape.channels, **like)
     tables = (torch.randn(2 * side - 1, shape.key_depth, **like) for side in (shape.height, shape.width))
-    grad_out = torch.randn(shape.batch, shape.height, shape.width, HEADS * shape.value_depth, **like)
+    grad_out = torch.randn(shape.batch, shape.height, shape.width, shape.heads * shape.value_depth, **like)
     return [tensor.requires_grad_() for tensor in (qkv, *tables)], grad_out
 
 
@@ -189,20 +208,40 @@ def _phases(attend: Attend, inputs: list[Tensor], grad_out: Tensor, sizes: dict[
             attend(*inputs, **sizes)
 
     def both() -> None:
-        torch.autograd.grad(attend(*inputs, **sizes), inputs, grad_out)
+        torch.autograd.grad(attend(*inputs, **sizes), inputs, grad_out, allow_unused=True)
 
     return forward, both
 
 
 def _variant(name: str, inputs: list[Tensor], sizes: dict[str, int]) -> Attend:
     """The operator of that name; a ValueError where it cannot run."""
-    if name in ("compiled", "flex"):
-        return compile_apart(eager.attend if name == "compiled" else flex_attend, fullgraph=True)
+    to_compile = {"compiled": eager.attend, "bias": attend_with_bias, "flex": flex_attend}
+    if name in to_compile:
+        return compile_apart(to_compile[name], fullgraph=True)
+    if name == "nopos":
+        return attend_without_positions
     backend = triton_backend if name == "triton" else BACKENDS[name]
     reason = backend.why_not(*inputs, **sizes)
     if reason is not None:
         raise ValueError(reason)
     return backend.attend
+
+
+def attend_with_bias(qkv: Tensor, rel_h: Tensor, rel_w: Tensor, *, num_heads: int, key_channels: int) -> Tensor:
+    """The same equation through scaled_dot_product_attention, with the relative logits as a bias [.., HW, HW]."""
+    height, width = qkv.shape[1:3]
+    q, k, v = split_heads(qkv, num_heads, key_channels)
+    by_row, by_column = relative_logits(q * q.shape[-1] ** -0.5, rel_h, rel_w)
+    bias = (by_row[..., :, None] + by_column[..., None, :]).flatten(4).flatten(2, 3)
+    q, k, v = (part.flatten(2, 3) for part in (q, k, v))
+    return join_heads(F.scaled_dot_product_attention(q, k, v, attn_mask=bias), height, width)
+
+
+def attend_without_positions(qkv: Tensor, rel_h: Tensor, rel_w: Tensor, *, num_heads: int, key_channels: int) -> Tensor:
+    """scaled_dot_product_attention alone; the tables have no gradient."""
+    height, width = qkv.shape[1:3]
+    q, k, v = (part.flatten(2, 3) for part in split_heads(qkv, num_heads, key_channels))
+    return join_heads(F.scaled_dot_product_attention(q, k, v), height, width)
 
 
 def flex_attend(qkv: Tensor, rel_h: Tensor, rel_w: Tensor, *, num_heads: int, key_channels: int) -> Tensor:

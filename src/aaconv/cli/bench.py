@@ -5,7 +5,7 @@ from typing import Any
 
 from .parsing import Parser, one_of, positive
 
-VARIANTS = ("triton", "sdpa", "eager", "compiled", "flex")
+VARIANTS = ("triton", "sdpa", "eager", "compiled", "bias", "flex", "nopos")
 
 
 def add_commands(commands: Parser) -> None:
@@ -26,15 +26,16 @@ def _add_layer(bench: Parser) -> None:
 
 
 def _add_attention(bench: Parser) -> None:
-    about = "the attention operator alone against eager and FlexAttention"
+    about = "the attention operator alone, against torch's own ways"
     example = "--shapes 128:14x14:20/3 --variants triton flex"
     attention = bench.add("attention", _bench_attention, about, example)
     attention.add_argument(
         "--shapes",
         nargs="+",
-        metavar="B:HxW:K/V",
-        help="batch, map, key and value depth per head; default: the paper's",
+        metavar="B:HxW:K/V[:N]",
+        help="batch, map, key and value depth per head, heads (8); default: the paper's, SAM's and BoTNet's",
     )
+    attention.add_argument("--precision", **one_of("precision", ("bf16", "fp16", "float32")), help="default: bf16")
     variants = one_of("variant", VARIANTS)
     attention.add_argument("--variants", nargs="+", **variants, help=f"of {', '.join(VARIANTS)}; default: all")
     _add_common(attention)
@@ -116,7 +117,8 @@ def _bench_layer(chosen: argparse.Namespace) -> None:
 def _bench_attention(chosen: argparse.Namespace) -> None:
     from ..benchmark import attention
 
-    attention.run(chosen.shapes, chosen.variants, device=chosen.device, rounds=chosen.rounds, json_to=chosen.json)
+    common = {"device": chosen.device, "rounds": chosen.rounds, "json_to": chosen.json}
+    attention.run(chosen.shapes, chosen.variants, precision=chosen.precision, **common)
 
 
 def _bench_model(chosen: argparse.Namespace) -> None:
