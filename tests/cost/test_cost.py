@@ -43,12 +43,14 @@ PAPER = {  # model: parameters, GFlops as the paper counts
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", PAPER)
 def test_models_cost_what_the_paper_says(name):
     cost = count_named(name)
     assert (cost.params, round(cost.gflops, 3)) == PAPER[name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ratio", "params", "gflops"),
     [(0.25, 24_303_728, 7.880), (0.5, 22_342_680, 7.270), (0.75, 20_735_496, 6.745), (1.0, 19_383_560, 6.295)],
