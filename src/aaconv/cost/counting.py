@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import functools
 import json
+import warnings
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -21,6 +22,7 @@ from torch import Tensor, nn
 
 from ..layers import dry_run
 from ..layers.aaconv import AAConv2d, AAConvNd
+from ..layers.channels import RatioWarning
 from ..models import check_name, create_without_memory, list_models
 from ..utils.terminal import console, readable_bytes
 from .dispatch import TorchDispatchMode
@@ -138,15 +140,17 @@ def _count_named(name: str, size: tuple[int, int] | None, **options) -> Cost:
 
 def build(name: str, size: tuple[int, int] | None = None, **options) -> nn.Module:
     """A registered model over meta tensors. Models whose parameters depend on the image size are built for `size`."""
-    if size is None:
-        return create_without_memory(name, **options)
-    _check_size(*size)
-    try:
-        return create_without_memory(name, img_size=size, **options)
-    except TypeError as error:
-        if "img_size" not in str(error):
-            raise
-        return create_without_memory(name, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RatioWarning)  # the count shows what a ratio came to
+        if size is None:
+            return create_without_memory(name, **options)
+        _check_size(*size)
+        try:
+            return create_without_memory(name, img_size=size, **options)
+        except TypeError as error:
+            if "img_size" not in str(error):
+                raise
+            return create_without_memory(name, **options)
 
 
 def _input_shape(model: nn.Module, size: tuple[int, int] | None, channels: int | None) -> tuple[int, int, int]:
