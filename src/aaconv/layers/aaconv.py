@@ -20,6 +20,7 @@ from .lazy import initialize, make_lazy
 from .pooling import resize
 from .position import make_position
 from .tables import RelativeTables, TableSpec
+from .tracing import leaf
 
 __all__ = ["AAConv1d", "AAConv2d", "AAConvNd", "attention_channels"]
 
@@ -137,6 +138,7 @@ class AAConvNd(RelativeTables):
             layer.conv = first_channels(conv, layer.conv.out_channels)
         return layer.train(conv.training)
 
+    @leaf
     def forward(self, input: Tensor) -> Tensor:
         self._check_input(input)
         return self._combine(input, self._attend(input))
