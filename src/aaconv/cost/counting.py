@@ -1,9 +1,10 @@
 """Parameters, FLOPs and attention-map memory of any torch model, without running it at real size.
 
 The model runs once, batch 1, on meta tensors (shapes without storage), and every operation is counted by the rules of
-`flops.py`: `flops` is the paper's count, `true_flops` the same plus 2 x multiply-adds of every batched matrix product.
-The attention of an AAConv2d is counted by the paper's listing, whichever backend runs it. Map memory is that of maps in
-bfloat16, 2 heads (height * width)^2 bytes a layer.
+`flops.py`. A multiply-add is two FLOPs; timm, fvcore and many papers count it as one, so their figures are half of
+ours. `flops` is the paper's count, `true_flops` the same plus every batched matrix product. The attention of an
+AAConv2d is counted by the paper's listing, whichever backend runs it: torch's FlopCounterMode also counts what the sdpa
+form adds to the depth of the keys. Map memory is that of maps in bfloat16, 2 heads (height * width)^2 bytes per layer.
 """
 
 from __future__ import annotations
@@ -310,7 +311,7 @@ def print_cost(name: str, size: tuple[int, int] | None = None, *, layers: bool =
     output.print(f"[bold]{cost.model}[/bold] on one image of {cost.size[0]} x {cost.size[1]}", highlight=False)
     output.print(f"  parameters  {cost.params:>15,}")
     output.print(f"  FLOPs       {cost.flops:>15,}  as the paper counts: batched matrix products count nothing")
-    output.print(f"  FLOPs       {cost.true_flops:>15,}  with the batched products Q K^T and A V")
+    output.print(f"  FLOPs       {cost.true_flops:>15,}  with the batched Q K^T and A V; a multiply-add is two")
     if cost.map_bytes:
         largest = max(layer.map_bytes for layer in cost.layers)
         maps, most = readable_bytes(cost.map_bytes), readable_bytes(largest)
