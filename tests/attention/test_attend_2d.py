@@ -234,3 +234,16 @@ def test_an_unknown_default_is_named_where_it_is_used(monkeypatch):
     with default_backend("eager"):
         assert choose_backend(qkv, None, None, **choice) == "eager"
     assert choose_backend(qkv, None, None, **choice, backend="sdpa") == "sdpa"
+
+
+@pytest.mark.parametrize("tables", ["none", "shared", "per-head"])
+def test_half_precision_stays_finite_where_products_do_not(tables):
+    """3000 squared is beyond float16: the logits stop at its largest number, and ordinary ones stay as they are."""
+    qkv, *rel = random_inputs(2, 3, 4, num_heads=2, key_depth=8, value_depth=3, tables=tables, dtype=torch.float16)
+    rel = [None if table is None else (3000 * table).detach().requires_grad_() for table in rel]
+    large = torch.cat([3000 * qkv[..., :32], qkv[..., 32:]], -1).detach().requires_grad_()
+    out = attend_2d(large, *rel, num_heads=2, key_channels=16, backend="eager")
+    assert out.isfinite().all()
+    assert out.abs().max() <= qkv[..., 32:].abs().max()  # an average of the values
+    out.sum().backward()
+    assert all(part.grad.isfinite().all() for part in (large, *rel) if part is not None)

@@ -131,13 +131,22 @@ def test_rounding(out_channels, options, expected):
         ({"value_channels": 12}, "divisible by num_heads, got value_channels=12, num_heads=8; try 16"),
         ({"value_channels": 72}, "value_channels=72 is more than out_channels=64"),
         ({"value_ratio": 1.2}, "value_channels=72 is more than out_channels=64"),
-        ({"value_ratio": 0.1}, "would be empty: value_channels=0 .*try value_channels=8, fewer heads"),
+        (
+            {"value_ratio": 0.1, "min_value_channels_per_head": 0},
+            "would be empty: value_channels=0 .*try value_channels=8, fewer heads",
+        ),
         ({"value_channels": 72, "num_heads": 72}, "is more than out_channels=64.*at most num_heads=64"),
         ({"value_channels": 0}, "would be empty"),
         ({"value_channels": 16, "value_ratio": 0.5}, "value_channels=16 contradicts value_ratio=0.5, which gives 32"),
         ({"key_channels": 8, "key_ratio": 0.5}, "key_channels=8 contradicts key_ratio=0.5, which gives 160"),
         ({"key_ratio": -0.1}, "key_ratio must not be negative"),
-        ({"value_ratio": 0.25, "groups": 32}, "divisible by groups=32; try value_channels=32"),
+        ({"value_channels": 16, "groups": 32}, "divisible by groups=32; try value_channels=32"),
+        (
+            {"groups": 64, "value_ratio": None},
+            "divisible by groups=64; no number does.*a convolution with fewer groups",
+        ),
+        ({"key_ratio": float("inf")}, "key_ratio must be finite, got key_ratio=inf"),
+        ({"value_ratio": float("nan")}, "value_ratio must not be negative, got value_ratio=nan"),
         ({"groups": 0}, "groups must divide out_channels, got groups=0, out_channels=64"),
         ({"position": "absolute"}, "position must be one of"),
         ({"downsample": -1}, "downsample must be"),
@@ -257,3 +266,61 @@ def test_a_convolution_that_pads_to_same_stays_so():
     out = layer(x)
     assert out.shape == (1, 16, 9, 8)
     torch.testing.assert_close(out[:, :12], conv(x)[:, :12])
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3, 4, 7, 8, 12, 15, 16, 17, 31, 64, 79, 80, 128, 800])
+def test_the_defaults_do_for_every_width(channels):
+    """No error and no warning: a channel or more for each head, and at least half of them convolutional."""
+    layer = AAConv2d(6, channels, 3, size=4)
+    assert layer.value_channels % layer.num_heads == layer.key_channels % layer.num_heads == 0
+    assert 1 <= layer.num_heads <= 8
+    assert layer.num_heads == 8 or channels < 16
+    assert layer.value_channels <= max(1, channels // 2)
+    assert layer(torch.randn(1, 6, 4, 4)).shape == (1, channels, 4, 4)
+    shown = f"num_heads={layer.num_heads}, key_channels={layer.key_channels}, value_channels={layer.value_channels}"
+    assert shown in repr(layer)
+
+
+@pytest.mark.parametrize(
+    ("channels", "options", "told"),
+    [
+        (
+            256,
+            {"key_ratio": 0.1},
+            "key_ratio=0.1 of 256 channels is 24 in 8 heads, below the minimum of 20 per head: key_channels=160; "
+            "pass min_key_channels_per_head=3 or key_channels",
+        ),
+        (
+            64,
+            {"value_ratio": 0.1},
+            "value_ratio=0.1 of 64 channels is 0 in 8 heads, below the minimum of 1 per head: value_channels=8; "
+            "pass num_heads=6 or value_channels",
+        ),
+        (
+            64,
+            {"value_ratio": 0.25, "groups": 32},
+            "value_ratio=0.25 of 64 channels is 16 in 8 heads, which groups=32 do not divide: value_channels=32; "
+            "pass value_channels instead",
+        ),
+    ],
+)
+def test_a_ratio_that_does_not_decide_is_told(channels, options, told):
+    with pytest.warns(UserWarning, match="ratio") as warned:
+        AAConv2d(channels, channels, 3, **options)
+    assert [str(warning.message) for warning in warned] == [told]
+    assert warned[0].filename == __file__
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"key_ratio": 0.7},
+        {"key_ratio": 0.1, "min_key_channels_per_head": 3},
+        {"key_channels": 8},
+        {"value_ratio": 0.25, "groups": 2},
+    ],
+    ids=str,
+)
+def test_a_ratio_that_decides_is_not_told(options):
+    AAConv2d(256, 256, 3, **options)  # warnings are errors

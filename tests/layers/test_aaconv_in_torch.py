@@ -4,13 +4,15 @@ import copy
 import warnings
 
 import pytest
+import timm
 import torch
 import torch.distributed as dist
+from timm.utils import ModelEmaV3
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
 
-from aaconv import AAConv1d, AAConv2d
+from aaconv import AAConv1d, AAConv2d, augment
 
 SMALL = {"num_heads": 4, "value_ratio": 0.25, "min_key_channels_per_head": 3}
 VARIANTS = [
@@ -196,3 +198,21 @@ def test_jit_trace_with_gradients(variant):
     gradients = [torch.autograd.grad(one(x).square().sum(), [*layer.parameters()]) for one in (traced, layer)]
     for got, want in zip(*gradients, strict=True):
         torch.testing.assert_close(got, want)
+
+
+def test_a_moving_average_of_the_weights():
+    """timm's, of an augmented network, before any forward: augment knows the size of the tables."""
+    model, _ = augment(timm.create_model("resnet18"), 64, where="layer4.*.conv1")
+    average = ModelEmaV3(model, decay=0.75)
+    before = model.layer4[0].conv1.rel_h.detach().clone()
+    with torch.no_grad():
+        model.layer4[0].conv1.rel_h.add_(1)
+    average.update(model)
+    torch.testing.assert_close(average.module.layer4[0].conv1.rel_h, before + 0.25)
+
+
+def test_a_moving_average_of_lazy_tables_says_what_to_do():
+    layer = small()
+    average = ModelEmaV3(layer)
+    with pytest.raises(ValueError, match=r"the relative tables are lazy.*pass size="):
+        average.update(layer)

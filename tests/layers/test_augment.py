@@ -1,4 +1,6 @@
 import re
+import subprocess
+import sys
 
 import pytest
 import timm
@@ -8,6 +10,8 @@ from torch import nn
 
 from aaconv import AAConv2d
 from aaconv.layers import augment
+from aaconv.layers.augment_report import Replacement, Report
+from aaconv.models import create_without_memory
 
 # One network a family, the convolutions to take, and the input it sees.
 FAMILIES = {
@@ -131,9 +135,28 @@ def test_depthwise_and_grouped_convolutions_are_refused_unless_asked_for():
     assert torch.equal(layer.conv.weight, original.weight.view(32, 32, -1, 3, 3)[:, :24].flatten(0, 1))
     model(torch.randn(2, 3, 64, 64)).sum().backward()
 
-    mobile = timm.create_model("mobilenetv3_small_050")
-    with pytest.raises(ValueError, match="is a depthwise convolution"):
-        augment(mobile, 64, where="*.conv_dw")
+
+@pytest.mark.parametrize("groups", [2, 4, 8, 16])
+def test_grouped_convolutions_take_the_defaults(groups):
+    """Of every group some channels attend: the default ratio is rounded up to whole groups."""
+    model, report = augment(nn.Conv2d(32, 32, 3, padding=1, groups=groups), 8, where="*", grouped=True)
+    assert model.value_channels == max(8, groups) == report.replacements[0].value_channels
+    assert model(torch.randn(1, 32, 8, 8)).shape == (1, 32, 8, 8)
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize(
+    ("name", "where", "instead"),
+    [
+        ("mobilenetv3_small_050", "*.conv_dw", "pointwise convolutions, such as blocks.0.0.conv_pw$"),
+        ("tf_efficientnet_b0", "blocks.2.0.conv_dw", "such as blocks.2.0.conv_pw or blocks.2.0.conv_pwl"),
+        ("convnext_atto", "stages.3.*.conv_dw", "such as stages.3.blocks.0.mlp.fc1 or stages.3.blocks.0.mlp.fc2"),
+        ("convnext_tiny", "stages.3.*.conv_dw", "other convolutions, such as stages.3.downsample.1"),
+    ],
+)
+def test_instead_of_depthwise_convolutions_others_are_named_at_once(name, where, instead, grouped):
+    with pytest.raises(ValueError, match=f"is a depthwise convolution .*; augment .*{instead}"):
+        augment(create_without_memory(name), 64, where=where, grouped=grouped)
 
 
 def test_an_error_leaves_the_model_as_it_was():
@@ -152,6 +175,9 @@ def test_an_error_leaves_the_model_as_it_was():
         ("layer4.*", 64.0, "example must be .*got 64.0"),
         (3, 64, "where must be a glob, a regular expression, names or a callable, got where=3"),
         ("layer4.*", (5, 64, 64), r"the dry run with an input of shape \[1, 5, 64, 64\] failed"),
+        (r"layer4\..*conv2", 64, r"a string is a glob, and where=re.compile\('layer4.*conv2'\) matches 2$"),
+        (r"layer9\..*conv2", 64, r"a string is a glob: pass re.compile\(...\) for a regular expression$"),
+        ("layer9.conv2", 64, r"such as conv1, [\w., ]+$"),
     ],
 )
 def test_bad_arguments_are_named(where, example, message):
@@ -176,10 +202,19 @@ def test_the_report_reads_as_a_table():
     model = timm.create_model("resnet18")
     _, report = augment(model, 64, where="layer4.*.conv1")
     lines = str(report).splitlines()
-    assert lines[0].split() == ["layer", "map", "attends", "at", "dk", "dv", "parameters", "augmented"]
-    assert lines[1].split()[:4] == ["layer4.0.conv1", "2", "x", "2"]
+    assert lines[0].split() == ["layer", "map", "attends", "at", "heads", "dk", "dv", "parameters", "augmented"]
+    assert lines[1].split()[:10] == ["layer4.0.conv1", "2", "x", "2", "2", "x", "2", "8", "160", "48"]
     assert lines[-1].startswith("in all")
     assert f"{report.parameters_after:,}" in lines[-1]
+    assert repr(report) == str(report)
+
+
+def test_the_report_is_a_table_in_a_notebook():
+    row = Replacement("a<b", (7, 5), (4, 3), 2, 40, 4, 1000, 1234)
+    html = Report((row,))._repr_html_()
+    assert html.startswith("<table><thead><tr><th>layer</th><th>map</th>")
+    assert "<td>a&lt;b</td><td>7 x 5</td><td>4 x 3</td><td>2</td><td>40</td><td>4</td><td>1,000</td>" in html
+    assert html.count("<tr>") == 3
 
 
 class Stack(nn.Module):
@@ -255,3 +290,79 @@ def test_other_convolutions_are_left_alone():
     assert [type(m) for m in model] == [AAConv2d, nn.ConvTranspose2d, nn.Flatten, nn.Conv1d]
     with pytest.raises(ValueError, match="the model has no Conv2d"):
         augment(model[1:], 8, where="*")
+
+
+@pytest.mark.parametrize(
+    ("build", "where"),
+    [
+        (lambda: timm.create_model("resnet50"), "layer*.conv2"),
+        (lambda: timm.create_model("resnet18"), "*"),
+        (torchvision.models.densenet121, "*.conv2"),
+        (lambda: timm.create_model("tf_efficientnet_b0"), "*.se.conv_*"),
+        (torchvision.models.resnext50_32x4d, "layer*.conv2"),
+    ],
+    ids=["resnet50", "all of resnet18", "densenet121", "SE of efficientnet", "resnext50"],
+)
+def test_the_defaults_do_for_every_width(build, where):
+    """No option, no warning, and of every convolution with two channels or more a part is left."""
+    with torch.device("meta"):
+        model = build()
+    _, report = augment(model, 64, where=where, grouped=True)
+    for row in report.replacements:
+        layer = model.get_submodule(row.name)
+        assert layer.value_channels == row.value_channels >= layer.num_heads == row.num_heads
+        assert layer.conv.out_channels >= layer.out_channels // 2
+
+
+def test_a_compiled_model_is_refused_in_one_line():
+    """In a process of its own: a dry run of compiled code ends it."""
+    code = (
+        "import timm, torch, aaconv\n"
+        "model = timm.create_model('resnet18')\n"
+        "for compiled in (torch.compile(model), torch.nn.Sequential(torch.compile(model))):\n"
+        "    try:\n"
+        "        aaconv.augment(compiled, 64, where='*layer4.*.conv2')\n"
+        "    except ValueError as error:\n"
+        "        print(error)\n"
+        "model.compile()\n"
+        "print(len(aaconv.augment(model, 64, where='layer4.*.conv2')[1].replacements))\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    refused = "the model is compiled: augment it first, then torch.compile what augment returns"
+    assert done.stdout.splitlines() == [refused, refused, "2"], done.stderr
+
+
+def test_of_a_detector_the_part_is_named_that_can_be_augmented():
+    with torch.device("meta"):
+        model = torchvision.models.detection.fasterrcnn_resnet50_fpn(weights=None, weights_backbone=None)
+    with pytest.raises(ValueError, match=r"failed: .*; its part model\.backbone\.body runs: augment that"):
+        augment(model, 128, where="backbone.body.layer4.*.conv2")
+    _, report = augment(model.backbone.body, 128, where="layer4.*.conv2")
+    assert [row.size for row in report.replacements] == [(4, 4)] * 3
+    assert isinstance(model.backbone.body.layer4[0].conv2, AAConv2d)
+
+
+@pytest.mark.parametrize(
+    ("option", "told"),
+    [
+        ("num_head", "nearest: num_heads"),
+        ("keyratio", "nearest: key_ratio"),
+        ("group", "nearest: grouped"),
+        ("dtype", "nearest|it takes"),
+        ("zzz", "it takes .*num_heads"),
+    ],
+)
+def test_an_unknown_option_names_the_nearest(option, told):
+    with pytest.raises(TypeError, match=f"augment takes no option '{option}'; ({told})"):
+        augment(timm.create_model("resnet18"), 64, where="layer4.*", **{option: 4})
+
+
+def test_a_ratio_that_does_not_decide_is_told_once():
+    with pytest.warns(UserWarning, match="ratio") as told:
+        augment(timm.create_model("resnet18"), 64, where="layer[34].*.conv1", key_ratio=0.1)
+    (warning,) = told
+    assert str(warning.message) == (
+        "layer3.0.conv1: key_ratio=0.1 of 256 channels is 24 in 8 heads, below the minimum of 20 per head: "
+        "key_channels=160; pass min_key_channels_per_head=3 or key_channels (so in 4 of 4 layers)"
+    )
+    assert warning.filename == __file__

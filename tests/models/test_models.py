@@ -57,7 +57,11 @@ def test_no_name_is_timms():
     assert "resnet50" in theirs  # the process without us does list models
 
 
+narrow_ratios = pytest.mark.filterwarnings("ignore:.*below the minimum")  # which the paper's ablation has, too
+
+
 # The paper's networks, counted; se, bam, cbam and gala of table 2, the ratios of table 6.
+@narrow_ratios
 @pytest.mark.parametrize(
     ("name", "options", "expected"),
     [
@@ -147,6 +151,7 @@ def test_aa_mnasnet_attends_where_the_paper_does():
     assert (layers["blocks.6.0.conv_pw"].key_channels, layers["blocks.6.0.conv_pw"].value_channels) == (96, 48)
 
 
+@narrow_ratios
 def test_options_reach_the_layer():
     options = {"key_ratio": 0.5, "value_ratio": 0.5, "position": "sinusoidal", "num_heads": 4, "backend": "eager"}
     for layer in augmented(on_meta("aa_resnet50", **options)).values():
@@ -158,12 +163,22 @@ def test_options_reach_the_layer():
     assert parameters(on_meta("ge_wrn16_4", learned=True, extent=4)) > parameters(on_meta("ge_wrn16_4"))
 
 
+@pytest.mark.parametrize("name", [name for name in list_models("aa_*") if "retinanet" not in name])
+def test_only_who_asks_for_a_ratio_is_told_that_it_does_not_decide(name):
+    """The networks' own settings stop at the minimum, too, without a word: warnings are errors here."""
+    on_meta(name)
+    with pytest.warns(UserWarning, match="key_ratio=0.01 of .* below the minimum") as told:
+        on_meta(name, key_ratio=0.01)
+    assert len(told) == 1
+
+
 def test_where_and_downsample_can_be_overridden():
     layers = augmented(on_meta("aa_resnet18", where="layer[34].*.conv1", downsample=False))
     assert {path.partition(".")[0] for path in layers} == {"layer3", "layer4"}
     assert not any(layer.downsample for layer in layers.values())
 
 
+@narrow_ratios
 def test_the_fully_attentional_network_has_no_convolution_left():
     layers = augmented(on_meta("aa_resnet50", key_ratio=1.0, value_ratio=1.0))
     assert len(layers) == 13

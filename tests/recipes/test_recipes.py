@@ -59,6 +59,7 @@ def test_every_network_is_registered():
 CLASSIFIERS = [recipe.model for recipe in reversed(ALL) if recipe.task == "classify" and recipe.model.options]
 
 
+@pytest.mark.filterwarnings("ignore:.*below the minimum")  # the paper's ratios, too, stop at its minimum of 20 a head
 @pytest.mark.parametrize("model", {str(model.options): model for model in CLASSIFIERS}.values(), ids=str)
 def test_networks_take_their_options(model):
     with torch.device("meta"):
@@ -275,3 +276,11 @@ def test_a_network_is_checked_without_its_weights(recwarn):
     recipe = recipes.override(recipes.get("cifar100-small-aa"), {"model_options": {"pretrained": True}})
     assert recipe.model.options["pretrained"]
     assert not recwarn.list
+
+
+def test_an_ablation_that_trains_the_same_network_is_told():
+    """The key ratio of a narrow network stops at the minimum: 0.1 and 0.4 are the same."""
+    for ratio in (0.1, 0.4):
+        with pytest.warns(UserWarning, match=f"key_ratio={ratio} of 64 channels .*key_channels=160.*6 of 6 layers"):
+            recipes.override(recipes.get("cifar100-small-aa"), {"model_options": {"key_ratio": ratio}})
+    recipes.override(recipes.get("cifar100-small-aa"), {"model_options": {"key_channels": 8}})

@@ -25,11 +25,19 @@ def attention_logits(
     """
     q, k, _ = split_heads(qkv, num_heads, key_channels)
     q = q * q.shape[-1] ** -0.5
-    logits = torch.einsum("bnyxd,bnvud->bnyxvu", q, k)
+    logits = _finite(torch.einsum("bnyxd,bnvud->bnyxvu", q, k))
     if rel_h is not None and rel_w is not None:
-        height_logits, width_logits = relative_logits(q, rel_h, rel_w)
-        logits = logits + height_logits[..., :, None] + width_logits[..., None, :]
+        height_logits, width_logits = (_finite(part) for part in relative_logits(q, rel_h, rel_w))
+        logits = _finite(logits + height_logits[..., :, None] + width_logits[..., None, :])
     return logits
+
+
+def _finite(logits: Tensor) -> Tensor:
+    """In float16 a product above 65504 is infinite, and the softmax of two such ones is not a number."""
+    if logits.dtype != torch.float16:
+        return logits
+    largest = torch.finfo(torch.float16).max
+    return logits.clamp(-largest, largest)
 
 
 def attention_maps(

@@ -1,4 +1,4 @@
-"""Parameters, FLOPs and attention-map memory of any torch model, without running it at real size."""
+"""Parameters, FLOPs (a multiply-add is two) and attention-map memory of any torch model, without running it."""
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any

@@ -1,14 +1,16 @@
 """Parameters, FLOPs and attention-map memory of any torch model, without running it at real size.
 
 The model runs once, batch 1, on meta tensors (shapes without storage), and every operation is counted by the rules of
-`flops.py`: `flops` is the paper's count, `true_flops` the same plus 2 x multiply-adds of every batched matrix product.
-The attention of an AAConv2d is counted by the paper's listing, whichever backend runs it. Map memory is that of maps in
-bfloat16, 2 heads (height * width)^2 bytes a layer.
+`flops.py`. A multiply-add is two FLOPs; timm, fvcore and many papers count it as one, so their figures are half of
+ours. `flops` is the paper's count, `true_flops` the same plus every batched matrix product. The attention of an
+AAConv2d is counted by the paper's listing, whichever backend runs it: torch's FlopCounterMode also counts what the sdpa
+form adds to the depth of the keys. Map memory is that of maps in bfloat16, 2 heads (height * width)^2 bytes per layer.
 """
 
 from __future__ import annotations
 
 import functools
+import warnings
 from collections import defaultdict
 from collections.abc import Callable
 
@@ -18,6 +20,7 @@ from torch import Tensor, nn
 
 from ..layers import dry_run
 from ..layers.aaconv import AAConv2d, AAConvNd
+from ..layers.channels import RatioWarning
 from ..models import check_name, create_without_memory
 from .dispatch import TorchDispatchMode
 from .flops import RULES, SLIDING, Ops, aten, attention_ops
@@ -69,15 +72,17 @@ def _count_named(name: str, size: tuple[int, int] | None, **options) -> Cost:
 
 def build(name: str, size: tuple[int, int] | None = None, **options) -> nn.Module:
     """A registered model over meta tensors. Models whose parameters depend on the image size are built for `size`."""
-    if size is None:
-        return create_without_memory(name, **options)
-    _check_size(*size)
-    try:
-        return create_without_memory(name, img_size=size, **options)
-    except TypeError as error:
-        if "img_size" not in str(error):
-            raise
-        return create_without_memory(name, **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RatioWarning)  # the count shows what a ratio came to
+        if size is None:
+            return create_without_memory(name, **options)
+        _check_size(*size)
+        try:
+            return create_without_memory(name, img_size=size, **options)
+        except TypeError as error:
+            if "img_size" not in str(error):
+                raise
+            return create_without_memory(name, **options)
 
 
 def _input_shape(model: nn.Module, size: tuple[int, int] | None, channels: int | None) -> tuple[int, int, int]:

@@ -1,6 +1,6 @@
 """FLOPs of single operations as the paper counts them: the rules of the TensorFlow 1.x profiler, for ATen operations.
 
-Convolutions and 2-D matrix products: 2 x multiply-adds. Bias, add, subtract, multiply, divide: 1 per output element.
+Convolutions and 2-D matrix products: two per multiply-add. Bias, add, subtract, multiply, divide: 1 per output element.
 Mean and sum: 1 per input element. Pooling: the kernel area per output element. Softmax: 5 per element. Normalisation,
 activations, resizing and moving data: 0. Batched matrix products: 0 too, so Q K^T and A V are missing from the paper's
 figures; here they are kept apart, and the true count adds them.

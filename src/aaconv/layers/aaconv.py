@@ -28,6 +28,7 @@ from .pointwise import project_in, project_out
 from .pooling import resize
 from .position import make_position
 from .tables import RelativeTables, TableSpec
+from .tracing import leaf
 
 __all__ = ["AAConv1d", "AAConv2d", "AAConvNd", "attention_channels"]
 
@@ -53,13 +54,13 @@ class AAConvNd(RelativeTables):
         bias: bool = True,
         padding_mode: str = "zeros",
         *,
-        num_heads: int = 8,
+        num_heads: int | None = None,
         key_channels: int | None = None,
         value_channels: int | None = None,
         key_ratio: float | None = None,
         value_ratio: float | None = None,
         min_key_channels_per_head: int = 20,
-        min_value_channels_per_head: int = 0,
+        min_value_channels_per_head: int = 1,
         size: Pair | None = None,
         position: str = "relative",
         downsample: bool | int = False,
@@ -71,7 +72,7 @@ class AAConvNd(RelativeTables):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        self.in_channels, self.out_channels, self.groups, self.num_heads = in_channels, out_channels, groups, num_heads
+        self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.kernel_size = self._tuple("kernel_size", kernel_size)
         self.stride = self._tuple("stride", stride)
         self.dilation = self._tuple("dilation", dilation)
@@ -81,7 +82,7 @@ class AAConvNd(RelativeTables):
         if isinstance(padding, str) and padding not in ("same", "valid"):
             raise ValueError(f"padding must be a number of pixels, 'same' or 'valid', got padding={padding!r}")
         self.padding_mode = padding_mode
-        self.key_channels, self.value_channels = resolve_channels(
+        channels = resolve_channels(
             out_channels,
             num_heads,
             key_channels,
@@ -90,7 +91,11 @@ class AAConvNd(RelativeTables):
             value_ratio,
             min_key_channels_per_head,
             min_value_channels_per_head,
+            groups,
         )
+        channels.warn(stacklevel=2)
+        self.num_heads = channels.num_heads
+        self.key_channels, self.value_channels = dk, dv = channels.key_channels, channels.value_channels
         if downsample < 0:
             raise ValueError(f"downsample must be a bool or how often to halve the map, got downsample={downsample}")
         self.downsample, self.share_heads = int(downsample), share_heads
@@ -104,10 +109,9 @@ class AAConvNd(RelativeTables):
         factory = {"device": device, "dtype": dtype}
         self.conv = None
         if conv_channels := out_channels - self.value_channels:
-            check_groups(out_channels, self.value_channels, num_heads, groups)
+            check_groups(out_channels, self.value_channels, self.num_heads, groups)
             place = (stride, self.padding, dilation, groups, bias, padding_mode)
             self.conv = self.conv_class(in_channels, conv_channels, kernel_size, *place, **factory)
-        dk, dv = self.key_channels, self.value_channels
         self.qkv = nn.Conv2d(in_channels + self.position.extra_channels, 2 * dk + dv, 1, bias=attention_bias, **factory)
         self._draw_queries_and_keys()
         self.project = nn.Conv2d(dv, dv, 1, bias=attention_bias, **factory)
@@ -142,6 +146,7 @@ class AAConvNd(RelativeTables):
             layer.conv = first_channels(conv, layer.conv.out_channels)
         return layer.train(conv.training)
 
+    @leaf
     def forward(self, input: Tensor) -> Tensor:
         self._check_input(input)
         return self._combine(input, self._attend(input))
@@ -272,16 +277,22 @@ class AAConv2d(AAConvNd):
     """Drop-in for nn.Conv2d whose last value_channels output channels attend to the whole map.
 
     [batch, in_channels, height, width] -> [batch, out_channels, height', width'], cat([conv(x), attention(x)]).
-    nn.Conv2d's arguments come first, in its order; padding defaults to "same" for odd kernels (dilation * (k // 2)).
+    nn.Conv2d's arguments come first, in its order. Three things differ: padding defaults to "same" for odd kernels
+    (dilation * (k // 2)), nn.Conv2d's to 0; an input without a batch axis is refused; without `size` the layer is lazy.
 
-    num_heads: heads of the attention; they divide key_channels and value_channels.
+    num_heads: heads of the attention, 8 by default, or fewer where out_channels is below 16; they divide key_channels
+        and value_channels.
     key_channels | key_ratio, value_channels | value_ratio: depth of queries and keys, and of values, in all heads
         together, given as such or as a fraction of out_channels (default 0.2 and 0.1), rounded by attention_channels.
         value_channels == out_channels leaves no convolution: `conv` is None.
-    min_key_channels_per_head, min_value_channels_per_head: lower bounds when ratios are rounded.
+    min_key_channels_per_head, min_value_channels_per_head: lower bounds when ratios are rounded, 20 as in the paper and
+        1. Where one overrides a ratio that was given, a warning says so: below 800 channels it is the minimum of keys
+        that decides in 8 heads, and not a key_ratio of 0.2.
     size: (height, width) of the attention map the relative tables are made for. None makes them at the first forward,
-        as torch's lazy modules do. Any size runs either way: a smaller map uses the middle of the tables, exactly, a
-        larger one a smoothly stretched copy.
+        as torch's lazy modules do; until then whatever needs their numbers (numel, an average of the weights, an
+        initialisation by apply) raises a ValueError. make_tables(height, width) makes them for inputs of that size. Any
+        size runs either way: a smaller map uses the middle of the tables, exactly, a larger one a smoothly stretched
+        copy.
     position: "relative", "none", "sinusoidal" or "coordconv".
     downsample: attend at half the resolution: 3x3 average pooling before, bilinear resizing after. A number
         halves it so often.
@@ -291,7 +302,8 @@ class AAConv2d(AAConvNd):
         paper's listing to the letter: that value is the mean, and the deviation is 1. "unit" draws tables, queries and
         keys so that the content, row and column part of a logit begin with a deviation of 1 each behind a ReLU; with
         "scaled" it is about 0.1, and attention begins as an average over the map.
-    backend: of the attention, see attend_2d.
+    backend: of the attention, see attend_2d. Gradients of gradients and torch.func.jvp work on the CPU in float32 and
+        float64, and elsewhere with "eager".
 
     A stride makes the attention work at the output resolution, on average-pooled input.
     """

@@ -1,74 +1,30 @@
 """augment: turn convolutions of any network into attention augmented ones."""
 
-import re
-from collections.abc import Callable, Collection, Iterable, Sequence
-from dataclasses import dataclass
+import inspect
+import warnings
+from collections.abc import Callable, Collection, Sequence
 from difflib import get_close_matches
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from .aaconv import AAConv2d, AAConvNd
-from .dry_run import copy_without_memory, run
+from .aaconv import AAConv2d
+from .augment_report import Replacement, Report, Size
+from .channels import RatioWarning, resolve_channels
+from .dry_run import copy_without_memory, run, uncompiled
+from .where import Where, choose
 
-Where = str | re.Pattern[str] | Iterable[str] | Callable[[str, nn.Conv2d], bool]
-Size = tuple[int, int]
 Example = Tensor | int | Sequence[int] | Sequence[Tensor]
 
-
-@dataclass(frozen=True)
-class Replacement:
-    """One convolution that became an AAConv2d."""
-
-    name: str
-    size: Size
-    attention_size: Size
-    key_channels: int
-    value_channels: int
-    parameters_before: int
-    parameters_after: int
-
-
-@dataclass(frozen=True)
-class Report:
-    """What augment did; print it for a table."""
-
-    replacements: tuple[Replacement, ...]
-
-    @property
-    def parameters_before(self) -> int:
-        return sum(row.parameters_before for row in self.replacements)
-
-    @property
-    def parameters_after(self) -> int:
-        return sum(row.parameters_after for row in self.replacements)
-
-    def __str__(self) -> str:
-        head = ("layer", "map", "attends at", "dk", "dv", "parameters", "augmented")
-        rows = [
-            (
-                row.name,
-                "{} x {}".format(*row.size),
-                "{} x {}".format(*row.attention_size),
-                str(row.key_channels),
-                str(row.value_channels),
-                f"{row.parameters_before:,}",
-                f"{row.parameters_after:,}",
-            )
-            for row in self.replacements
-        ]
-        rows.append(("in all", "", "", "", "", f"{self.parameters_before:,}", f"{self.parameters_after:,}"))
-        widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
-        lines = [
-            "  ".join(
-                cell.ljust(w) if i == 0 else cell.rjust(w) for i, (cell, w) in enumerate(zip(row, widths, strict=True))
-            )
-            for row in (head, *rows)
-        ]
-        return "\n".join(line.rstrip() for line in lines)
+OPTIONS = {
+    parameter.name
+    for parameter in inspect.signature(AAConv2d).parameters.values()
+    if parameter.kind is parameter.KEYWORD_ONLY
+} - {"device", "dtype"}
+"""AAConv2d's keywords that a caller may choose; all else follows from the convolution."""
+SIZE_OPTIONS = OPTIONS & inspect.signature(resolve_channels).parameters.keys()
 
 
 def augment(
@@ -88,28 +44,30 @@ def augment(
     where: which convolutions: a glob over module names ("layer[234].*.conv2"), a compiled regular expression, a list of
         names, or a callable (name, conv) -> bool. Names that match something else than a convolution are passed over.
     downsample: as in AAConv2d, or a callable (name, conv, (height, width) of its output) -> bool | int.
-    grouped: also take grouped and depthwise convolutions. The first channels of every group stay convolutional, so the
-        later layers see them in another order.
+    grouped: also take grouped convolutions. The first channels of every group stay convolutional, so the later layers
+        see them in another order. Depthwise ones cannot be taken: augment the pointwise convolutions beside them.
     options: AAConv2d's keyword arguments (num_heads, key_ratio, value_ratio, position, ...).
 
     What stays convolutional keeps its weights, so a pretrained network stays useful.
     """
-    chosen = _choose(model, where, grouped)
+    _check_options(options)
+    if any(uncompiled(module) is not module for module in model.modules()):
+        raise ValueError("the model is compiled: augment it first, then torch.compile what augment returns")
+    chosen = choose(model, where, grouped)
     maps = _map_sizes(model, example, chosen)
     layers: dict[nn.Conv2d, AAConv2d] = {}
-    replacements = []
+    replacements, overrides = [], []
     for conv, names in chosen.items():
         in_size, out_size = maps[conv]
-        settings = dict(options)
+        settings = _without(options, SIZE_OPTIONS)
         settings["downsample"] = downsample(names[0], conv, out_size) if callable(downsample) else downsample
         try:
-            layers[conv] = _augmented(conv, in_size, out_size, settings)
+            sizes = resolve_channels(conv.out_channels, groups=conv.groups, **_only(options, SIZE_OPTIONS))
+            layers[conv] = _augmented(conv, in_size, out_size, settings | sizes.arguments())
         except ValueError as error:
             raise ValueError(f"{names[0]}: {error}") from None
-        size = layers[conv].attention_size(*in_size)
-        channels = layers[conv].key_channels, layers[conv].value_channels
-        counts = _count(conv), _count(layers[conv])
-        replacements.append(Replacement(names[0], out_size, size, *channels, *counts))
+        replacements.append(_replacement(names[0], conv, layers[conv], in_size, out_size))
+        overrides += [(names[0], override) for override in sizes.overrides]
     # Only now, so that an error above leaves the model as it was.
     for conv, names in chosen.items():
         for name in names:
@@ -117,59 +75,25 @@ def augment(
                 model = layers[conv]
             else:
                 model.set_submodule(name, layers[conv])
+    _warn(overrides, len(layers))
     return model, Report(tuple(replacements))
 
 
-def _choose(model: nn.Module, where: Where, grouped: bool) -> dict[nn.Conv2d, list[str]]:
-    """The convolutions that `where` names, each with all the names it has in the model."""
-    convs = {
-        name: module
-        for name, module in model.named_modules(remove_duplicate=False)
-        if isinstance(module, nn.Conv2d) and not _inside_augmented(model, name)
-    }
-    matches = _matcher(where, convs)
-    chosen: dict[nn.Conv2d, list[str]] = {}
-    for name, conv in convs.items():
-        if matches(name, conv) or conv in chosen:
-            chosen.setdefault(conv, []).append(name)
-    if not convs:
-        raise ValueError("the model has no Conv2d to augment")
-    if not chosen:
-        raise ValueError(
-            f"where={where!r} matches none of the {len(convs)} convolutions, such as {', '.join([*convs][:4])}"
-        )
-    for conv, names in chosen.items():
-        if conv.groups > 1 and not grouped:
-            kind = "depthwise" if conv.groups == conv.in_channels else "grouped"
-            raise ValueError(
-                f"{names[0]} is a {kind} convolution (groups={conv.groups}): its channels do not see each other, and "
-                f"attention would mix them; leave it out of `where`, or pass grouped=True to augment it all the same"
-            )
-    return chosen
+def _check_options(options: dict[str, Any]) -> None:
+    for name in sorted(options.keys() - OPTIONS):
+        near = get_close_matches(name, OPTIONS | {"where", "downsample", "grouped"}, n=3)
+        hint = f"nearest: {', '.join(near)}" if near else f"it takes {', '.join(sorted(OPTIONS))}"
+        raise TypeError(f"augment takes no option {name!r}; {hint}")
 
 
-def _matcher(where: Where, convs: dict[str, nn.Conv2d]) -> Callable[[str, nn.Conv2d], bool]:
-    if isinstance(where, str):
-        return lambda name, conv: fnmatchcase(name, where)
-    if isinstance(where, re.Pattern):
-        return lambda name, conv: where.fullmatch(name) is not None
-    if callable(where):
-        return where
-    if not isinstance(where, Iterable):
-        raise ValueError(f"where must be a glob, a regular expression, names or a callable, got where={where!r}")
-    names = set(where)
-    for name in sorted(names - convs.keys()):
-        near = get_close_matches(name, convs, n=3)
-        raise ValueError(
-            f"where names {name!r}, which is no convolution of the model; nearest: {', '.join(near) or 'none'}"
-        )
-    return lambda name, conv: name in names
-
-
-def _inside_augmented(model: nn.Module, name: str) -> bool:
-    """Whether the module is a part of a layer that is augmented already."""
-    parents = name.split(".")[:-1]
-    return any(isinstance(model.get_submodule(".".join(parents[:i])), AAConvNd) for i in range(len(parents) + 1))
+def _warn(overrides: list[tuple[str, str]], layers: int) -> None:
+    """One warning for each ratio that does not decide, however many layers it was meant for."""
+    for ratio in ("key_ratio", "value_ratio"):
+        found = [(name, override) for name, override in overrides if override.startswith(ratio)]
+        if found:
+            name, override = found[0]
+            others = f" (so in {len(found)} of {layers} layers)" if layers > 1 else ""
+            warnings.warn(f"{name}: {override}{others}" if name else override, RatioWarning, stacklevel=3)
 
 
 def _map_sizes(model: nn.Module, example: Example, convs: Collection[nn.Conv2d]) -> dict[nn.Conv2d, tuple[Size, Size]]:
@@ -177,6 +101,23 @@ def _map_sizes(model: nn.Module, example: Example, convs: Collection[nn.Conv2d])
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ValueError(f"{name} is lazy, so the dry run cannot use it; run the model once before")
+    inputs = _example_inputs(model, example)
+    try:
+        sizes = _dry_run(model, inputs, convs)
+    except Exception as error:
+        shapes = " and ".join(str(list(x.shape)) for x in inputs)
+        reason = [*str(error).strip().splitlines(), type(error).__name__][0].partition(". ")[0]
+        hint = _part_that_runs(model, inputs, convs)
+        raise ValueError(f"the dry run with an input of shape {shapes} failed: {reason}{hint}") from error
+    for name, module in model.named_modules():
+        if module in convs and module not in sizes:
+            raise ValueError(f"{name} did not run in the dry run, so its map size is unknown; leave it out of `where`")
+    return sizes
+
+
+def _dry_run(
+    model: nn.Module, inputs: Sequence[Tensor], convs: Collection[nn.Conv2d]
+) -> dict[nn.Conv2d, tuple[Size, Size]]:
     sizes: dict[nn.Conv2d, tuple[Size, Size]] = {}
 
     def recorder(conv: nn.Conv2d) -> Callable[..., None]:
@@ -187,20 +128,26 @@ def _map_sizes(model: nn.Module, example: Example, convs: Collection[nn.Conv2d])
 
         return record
 
-    inputs = _example_inputs(model, example)
-    try:
-        dry, copied = copy_without_memory(model)
-        for conv in convs:
-            copied[id(conv)].register_forward_hook(recorder(conv), with_kwargs=True)
-        run(dry, *inputs)
-    except Exception as error:
-        shapes = " and ".join(str(list(x.shape)) for x in inputs)
-        reason = [*str(error).strip().splitlines(), type(error).__name__][0]
-        raise ValueError(f"the dry run with an input of shape {shapes} failed: {reason}") from error
-    for name, module in model.named_modules():
-        if module in convs and module not in sizes:
-            raise ValueError(f"{name} did not run in the dry run, so its map size is unknown; leave it out of `where`")
+    dry, copied = copy_without_memory(model)
+    for conv in convs:
+        copied[id(conv)].register_forward_hook(recorder(conv), with_kwargs=True)
+    run(dry, *inputs)
     return sizes
+
+
+def _part_that_runs(model: nn.Module, inputs: Sequence[Tensor], convs: Collection[nn.Conv2d]) -> str:
+    """The smallest part of the model that runs on these inputs and holds all the convolutions, as of a detector, whose
+    forward takes more than images."""
+    names = [name for name, module in model.named_modules() if module in convs]
+    path = names[0].split(".")[:-1] if names else []
+    for length in range(len(path), 0, -1):
+        part = ".".join(path[:length])
+        try:
+            if set(_dry_run(model.get_submodule(part), inputs, convs)) == set(convs):
+                return f"; its part model.{part} runs: augment that, and leave {part}. out of the names in `where`"
+        except Exception:  # this part does not take an image, either
+            continue
+    return ""
 
 
 def _example_inputs(model: nn.Module, example: Example) -> tuple[Tensor, ...]:
@@ -233,5 +180,22 @@ def _augmented(conv: nn.Conv2d, in_size: Size, out_size: Size, options: dict[str
     return layer
 
 
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+def _replacement(name: str, conv: nn.Conv2d, layer: AAConv2d, in_size: Size, out_size: Size) -> Replacement:
+    return Replacement(
+        name,
+        out_size,
+        layer.attention_size(*in_size),
+        layer.num_heads,
+        layer.key_channels,
+        layer.value_channels,
+        parameters_before=sum(parameter.numel() for parameter in conv.parameters()),
+        parameters_after=sum(parameter.numel() for parameter in layer.parameters()),
+    )
+
+
+def _only(options: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name in names}
+
+
+def _without(options: dict[str, Any], names: Collection[str]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if name not in names}

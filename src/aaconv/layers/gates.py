@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .tracing import leaf
+
 __all__ = ["BAM", "CBAM", "GALA", "GATES", "GE", "SE"]
 
 
@@ -80,6 +82,7 @@ class GE(nn.Module):
             halve = {"stride": 2, "padding": 1, **factory}
             self.gather = nn.Sequential(*(_depthwise(channels, 3, **halve) for _ in range(steps)))
 
+    @leaf
     def forward(self, x: Tensor) -> Tensor:
         if self.gather is not None:
             gathered = self.gather(x)

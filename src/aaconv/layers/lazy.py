@@ -8,9 +8,14 @@ the hooks `_initialize_hook` (of `_infer_parameters`) and `_load_hook` (of `_laz
 from functools import cache
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor, fx, nn
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.parameter import UninitializedParameter
+
+WAY_OUT = (
+    "the relative tables are lazy: the first input decides their size; pass size=(height, width) to the layer, call "
+    "make_tables(height, width), or run a forward first"
+)
 
 
 class UninitializedTable(UninitializedParameter):
@@ -21,16 +26,15 @@ class UninitializedTable(UninitializedParameter):
         try:
             return super().__torch_function__(func, types, args, kwargs)
         except ValueError:
-            raise ValueError(
-                "the relative tables are lazy: the first input decides their size; pass size=(height, width) to the "
-                "layer, call its make_tables(height, width), or run a forward first"
-            ) from None
+            raise ValueError(WAY_OUT) from None
 
 
 class LazyTables(LazyModuleMixin):
     """Until the first forward: the tables take their size from the map that arrives."""
 
     def initialize_parameters(self, input: Tensor) -> None:
+        if isinstance(input, fx.Proxy):
+            raise ValueError(WAY_OUT)
         if self.has_uninitialized_params():  # a checkpoint may have brought the tables
             self.materialize_tables(self.table_size(input))
 

@@ -1,6 +1,11 @@
-"""What torch's compiler does at the moment."""
+"""What torch's tracers do at the moment, and what they are not to look into."""
+
+from collections.abc import Callable
+from functools import wraps
+from typing import Any
 
 import torch
+from torch import Tensor, fx
 
 
 @torch.compiler.assume_constant_result
@@ -8,3 +13,21 @@ def is_exporting() -> bool:
     """torch.compiler.is_exporting(), asked before anything is traced: to the compiler of torch 2.11 every compilation
     is an export."""
     return torch.compiler.is_exporting()
+
+
+def leaf(forward: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
+    """A module's forward that torch.fx does not look into: one call in a traced network, as of a module of torch.nn.
+
+    For forwards that ask for shapes, devices or gradients, which symbols do not have.
+    """
+
+    @wraps(forward)
+    def traced(self: Any, input: Tensor) -> Tensor:
+        if not isinstance(input, fx.Proxy):
+            return forward(self, input)
+        path = input.tracer.path_of_module(self)
+        if not path:
+            raise ValueError(f"torch.fx does not look into {type(self).__name__}: trace a network that contains it")
+        return input.tracer.create_proxy("call_module", path, (input,), {})
+
+    return traced

@@ -5,6 +5,8 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
+from ..layers.tracing import leaf
+
 
 class ShiftBatchNorm2d(nn.BatchNorm2d):
     """Batch norm that learns a shift only; its scale of one is a buffer, so that fused kernels still take it.
@@ -19,6 +21,8 @@ class ShiftBatchNorm2d(nn.BatchNorm2d):
         super().__init__(num_features, **options)
         _keep_scale(self)
         self.register_load_state_dict_post_hook(_keep_scale)  # assign=True makes it a parameter
+
+    forward = leaf(nn.BatchNorm2d.forward)
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)

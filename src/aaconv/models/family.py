@@ -9,8 +9,8 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs
 from torch import nn
 
-from ..layers.aaconv import AAConv2d
-from ..layers.augment import augment
+from ..layers.augment import OPTIONS, augment
+from ..layers.channels import Preset
 from ..layers.gates import GATES
 from .weights import shipped
 
@@ -25,13 +25,12 @@ KINDS = {
 _SET_FOR_THE_CALLER = {"size", "device", "dtype"}
 
 
-def keyword_names(function: Callable[..., Any], kinds: Iterable[Any] = ()) -> set[str]:
-    """The names of a function's arguments, of all kinds or of some, that a caller may choose."""
-    parameters = inspect.signature(function).parameters.values()
-    return {p.name for p in parameters if not kinds or p.kind in kinds} - {"self"}
+def keyword_names(function: Callable[..., Any]) -> set[str]:
+    """The names of a function's arguments that a caller may choose."""
+    return inspect.signature(function).parameters.keys() - {"self"}
 
 
-ATTENTION_OPTIONS = keyword_names(AAConv2d, [inspect.Parameter.KEYWORD_ONLY]) - _SET_FOR_THE_CALLER | {"where"}
+ATTENTION_OPTIONS = OPTIONS - _SET_FOR_THE_CALLER | {"where"}
 
 
 def gate_options(gate: str | None) -> set[str]:
@@ -116,7 +115,8 @@ def create(
 
     features: what timm is to know for features_only.
     """
-    chosen = {key: value for key, value in settings.items() if not _replaced(key, options)}
+    presets = {key: Preset(value) for key, value in settings.items() if key.endswith("_ratio")}
+    chosen = {key: value for key, value in (settings | presets).items() if not _replaced(key, options)}
     return build_model_with_cfg(model_class, name, pretrained, feature_cfg=dict(features or {}), **(chosen | options))
 
 
