@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from aaconv.attention.torch_state import someone_looks_on
+from aaconv.attention.torch_state import constant_to_compilers, someone_looks_on
 
 
 class Subclass(torch.Tensor):
@@ -40,3 +40,16 @@ def test_compilers_see_the_operator():
         return x + int(someone_looks_on(x))
 
     assert torch.compile(ask, backend="eager", fullgraph=True)(torch.zeros(1)).item() == 1
+
+
+def test_what_is_constant_to_compilers_is_asked_once():
+    asked = []
+
+    @constant_to_compilers
+    def answer():
+        asked.append(1)  # nothing that could be traced
+        return len(asked)
+
+    compiled = torch.compile(lambda x: x + answer(), backend="eager", fullgraph=True)
+    assert [compiled(torch.zeros(1)).item() for _ in range(3)] == [1, 1, 1]
+    assert answer() > 1

@@ -5,8 +5,13 @@ takes longer than the kernels. Whoever does look on (compilers, exports, dispatc
 torch.func, tensor subclasses) must see one operator instead.
 """
 
+from collections.abc import Callable
+from typing import TypeVar
+
 import torch
 from torch import Tensor
+
+Function = TypeVar("Function", bound=Callable)
 
 
 def someone_looks_on(*tensors: Tensor | None) -> bool:
@@ -21,3 +26,9 @@ def someone_looks_on(*tensors: Tensor | None) -> bool:
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
+
+
+def constant_to_compilers(function: Function) -> Function:
+    """torch.compiler.assume_constant_result, which imports torch's whole compiler for this one attribute."""
+    function._dynamo_marked_constant = True
+    return function

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import eager, triton_wide
-from .torch_state import someone_looks_on
+from .torch_state import constant_to_compilers, someone_looks_on
 from .triton_launch import INTERPRETED, device_of
 from .triton_plan import GROUP, Plan, ceil_div, is_wide, key_parts, padded, plan_for, power_below
 
@@ -268,7 +268,7 @@ def _backward_flops(grad, qkv_shape, rel_h_shape, rel_w_shape, out, lse, height,
     return 2 * _forward_flops(qkv_shape, rel_h_shape, rel_w_shape, height, num_heads, key_channels)
 
 
-@torch.compiler.assume_constant_result
+@constant_to_compilers
 def _abilities(index: int) -> tuple[int, int, int]:
     """Compute capability, and the bytes of shared memory that a program may have."""
     found = torch.cuda.get_device_properties(index)

@@ -1,8 +1,11 @@
 """Samples made one by one in other processes, a few batches ahead: the loop that both tasks share."""
 
+import time
+import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -142,10 +145,20 @@ def naming_killed_workers(way_out: Callable[[], str]) -> Iterator[None]:
     """A worker that the system has killed is a ChildProcessError with the way out, wherever torch notices it."""
     try:
         yield
-    except RuntimeError as error:
-        if "DataLoader worker (pid" not in str(error):
+    except (RuntimeError, ConnectionError, EOFError) as error:
+        with suppress(RuntimeError):
+            time.sleep(0.2)  # the handler of the signal may raise after a pipe has ended: here, not during the report
+        if not _is_of_a_dead_worker(error):
             raise
-        reason = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
+        reason = " ".join(str(error).split()).partition(". ")[0].rstrip(".") or type(error).__name__
         raise ChildProcessError(
             f"a data worker has died, most often because memory ran out ({reason}); {way_out()}"
         ) from error
+
+
+def _is_of_a_dead_worker(error: Exception) -> bool:
+    """torch notices a dead worker by its signal or, where the main process reads from it, by a pipe that ends."""
+    if isinstance(error, RuntimeError):
+        return "DataLoader worker (pid" in str(error)
+    frames = traceback.extract_tb(error.__traceback__)
+    return any(Path(frame.filename).parts[-2:] == ("multiprocessing", "connection.py") for frame in frames)

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from ..attention.torch_state import constant_to_compilers
 
-@torch.compiler.assume_constant_result
+
+@constant_to_compilers
 def is_exporting() -> bool:
     """torch.compiler.is_exporting(), asked before anything is traced: to the compiler of torch 2.11 every compilation
     is an export."""
