@@ -117,6 +117,22 @@ def test_gradients_of_the_general_form_can_be_differentiated_again():
     assert all(one.isfinite().all() for one in second)
 
 
+def test_dtypes_do_not_share_compiled_kernels(monkeypatch):
+    """A plan keeps its kernels, which are compiled for the dtypes of their tensors."""
+    monkeypatch.undo()  # the small tiles, which are planned anew for every call
+    q, k, v, *_ = decomposed_laws.random_inputs(1, 1, 4, 2, 2, 0, 16, 16)
+    halves = [triton_decomposed.plan_of(q.to(one), k, v, 2, 2, 0.25) for one in (torch.float16, torch.bfloat16)]
+    assert halves[0] is not halves[1]
+    assert halves[0] is triton_decomposed.plan_of(q.half(), k, v, 2, 2, 0.25)
+    tables = torch.float32, torch.bfloat16
+    plans = {
+        id(triton_decomposed.plan_relative(tuple(q.shape), 2, 2, False, dtype, of_tables, None))
+        for dtype in (torch.float16, torch.bfloat16)
+        for of_tables in tables
+    }
+    assert len(plans) == 4
+
+
 @pytest.mark.parametrize(
     ("depth", "parts"),
     [(1, (16, 0)), (16, (16, 0)), (20, (32, 0)), (40, (32, 16)), (64, (64, 0)), (80, (64, 16)), (96, (64, 32))],

@@ -59,6 +59,7 @@ class Decomposed:
         width: int,
         leading: int,
         scale: float,
+        dtype: torch.dtype,  # the kernels are compiled for it
         small_cache: bool,
     ) -> None:
         self.batch, self.heads, self.queries, self.depth = shape
@@ -115,7 +116,7 @@ plan_decomposed = functools.lru_cache(maxsize=1024)(Decomposed)
 def plan_of(q: Tensor, k: Tensor, v: Tensor, height: int, width: int, scale: float) -> Decomposed:
     leading = k.shape[2] - height * width
     small_cache = q.is_cuda and torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin < 2**17
-    return plan_decomposed(tuple(q.shape), v.shape[3], height, width, leading, scale, small_cache)
+    return plan_decomposed(tuple(q.shape), v.shape[3], height, width, leading, scale, q.dtype, small_cache)
 
 
 def forward(
@@ -171,7 +172,14 @@ class Relative:
     """Relative logits of one kind of call, from queries and tables, and the way back."""
 
     def __init__(
-        self, shape: tuple[int, int, int, int], height: int, width: int, per_head: bool, device: int | None
+        self,
+        shape: tuple[int, int, int, int],
+        height: int,
+        width: int,
+        per_head: bool,
+        dtype: torch.dtype,  # the kernels are compiled for it
+        table_dtype: torch.dtype,
+        device: int | None,
     ) -> None:
         self.batch, self.heads, self.pixels, self.depth = shape
         self.height, self.width, self.per_head = height, width, per_head

@@ -77,7 +77,7 @@ def _chunks(qkv: Tensor, height: int, num_heads: int) -> Iterator[slice]:
 
 def _relative(q: Tensor, rel_h: Tensor, height: int, width: int) -> decomposed.Relative:
     device = q.device.index if q.is_cuda else None
-    return decomposed.plan_relative(tuple(q.shape), height, width, rel_h.dim() == 3, device)
+    return decomposed.plan_relative(tuple(q.shape), height, width, rel_h.dim() == 3, q.dtype, rel_h.dtype, device)
 
 
 def _heads(packed: Tensor, num_heads: int, key_channels: int) -> tuple[Tensor, Tensor, Tensor]:
