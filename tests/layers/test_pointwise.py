@@ -9,8 +9,8 @@ from aaconv.layers import pointwise
 
 @pytest.fixture
 def products(monkeypatch):
-    """As on a GPU: the tensors of these tests say that they are there."""
-    monkeypatch.setattr(pointwise, "on_gpu", lambda x: True)
+    """As compiled for a GPU."""
+    monkeypatch.setattr(pointwise, "compiled_for_gpu", lambda x: True)
 
 
 @pytest.mark.usefixtures("products")

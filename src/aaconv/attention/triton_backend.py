@@ -7,6 +7,7 @@ torch.get_float32_matmul_precision() is "highest" (torch's default), else in TF3
 """
 
 import importlib.util
+import math
 
 import torch
 from torch import Tensor
@@ -71,27 +72,28 @@ def why_not_here(tensor: Tensor) -> str | None:
 def attend(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads: int, key_channels: int) -> Tensor:
     """[batch, height, width, 2*dk + dv] -> [batch, height, width, dv]."""
     height, width = qkv.shape[1:3]
-    # Three dimensions: torch's compiler takes a fourth for an image's and lays it out channels_last, with a copy.
-    arguments = qkv.flatten(1, 2), rel_h, rel_w, height, num_heads, key_channels
+    sizes = height, num_heads, key_channels
     if someone_looks_on(qkv, rel_h, rel_w):
-        out, _ = attend_forward(*arguments)
-    elif torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (qkv, rel_h, rel_w)):
-        out = _Attend.apply(*arguments)
-    else:
-        out, _ = _forward(*arguments)
-    return out.unflatten(1, (height, width))
+        # Three dimensions: torch's compiler takes a fourth for an image's and lays it out channels_last, with a copy.
+        out, _ = attend_forward(qkv.flatten(1, 2), rel_h, rel_w, *sizes)
+        return out.unflatten(1, (height, width))
+    if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (qkv, rel_h, rel_w)):
+        return _Attend.apply(qkv, rel_h, rel_w, *sizes)
+    return _forward(qkv, rel_h, rel_w, *sizes)[0]
 
 
 def _forward(
     qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, height: int, num_heads: int, key_channels: int
 ) -> tuple[Tensor, Tensor]:
-    """qkv [batch, pixels, 2*dk + dv], rel_h ([heads,] 2*height - 1, dk / heads) and rel_w alike, of any dtype
-    -> the output [batch, pixels, dv] and the log-sum-exp [batch * heads, 2, pixels] in two parts."""
+    """qkv [batch, pixels, 2*dk + dv], or its pixels as height and width, rel_h ([heads,] 2*height - 1, dk / heads) and
+    rel_w alike, of any dtype -> the output [batch, pixels, dv], or with height and width, and the log-sum-exp
+    [batch * heads, 2, pixels] in two parts."""
     out, lse = _empty_forward(qkv, num_heads, key_channels)
     plan, qkv, tables = _prepare(qkv, rel_h, rel_w, height, num_heads, key_channels)
     if plan.is_wide:
         with device_of(qkv):
-            triton_wide.forward(qkv, *tables, height, num_heads, key_channels, out, lse)
+            sizes = height, num_heads, key_channels
+            triton_wide.forward(_with_pixels(qkv), *tables, *sizes, _with_pixels(out), lse)
         return out, lse
     operands = plan.buffers(qkv, plan.operand_sizes)
     with device_of(qkv):
@@ -118,8 +120,9 @@ def _backward(
     grad_out = grad_out.contiguous()
     if plan.is_wide:
         sizes = height, num_heads, key_channels
+        grad_out, qkv, out, into = map(_with_pixels, (grad_out, qkv, out, grad_qkv))
         with device_of(qkv):
-            triton_wide.backward(grad_out, qkv, *tables, out, lse, *sizes, grad_qkv, grad_tables)
+            triton_wide.backward(grad_out, qkv, *tables, out, lse, *sizes, into, grad_tables)
         return grad_qkv, grad_tables
     *operands, grads, grad_logits = plan.buffers(qkv, plan.operand_sizes + plan.gradient_sizes)
     partial = lse.new_empty((plan.batch, num_heads, plan.splits, plan.length, key_channels // num_heads))
@@ -150,22 +153,33 @@ def _prepare(
     backward: bool = False,
 ) -> tuple[Plan, Tensor, tuple[Tensor, Tensor]]:
     """The plan, and the tensors as the kernels take them; without tables any tensor stands for them."""
-    _, pixels, channels = qkv.shape
-    if qkv.stride(2) != 1 or pixels * qkv.stride(1) + channels >= 2**31:  # inside an image the kernels count in int32
+    *_, channels = qkv.shape
+    # Pixels the same distance apart, channels side by side; inside an image the kernels count in int32.
+    *_, apart, beside = qkv.stride()
+    in_order = qkv.dim() == 3 or qkv.stride(1) == qkv.shape[2] * apart
+    pixels = qkv.shape[1] if qkv.dim() == 3 else qkv.shape[1] * qkv.shape[2]
+    if beside != 1 or not in_order or pixels * apart + channels >= 2**31:
         qkv = qkv.contiguous()
+        apart = channels
     full = qkv.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
     if rel_h is None or rel_w is None:
         tables, dimensions = (qkv, qkv), 0
     else:
         tables, dimensions = (rel_h.contiguous(), rel_w.to(rel_h.dtype).contiguous()), rel_h.dim()
-    kind = (tuple(qkv.shape), qkv.stride(), qkv.dtype, dimensions, tables[0].dtype, height, num_heads, key_channels)
+    shape, strides = (qkv.shape[0], pixels, channels), (qkv.stride(0), apart, 1)
+    kind = (shape, strides, qkv.dtype, dimensions, tables[0].dtype, height, num_heads, key_channels)
     return plan_for(*kind, full, backward, qkv.device.index if qkv.is_cuda else None), qkv, tables
 
 
+def _with_pixels(image: Tensor) -> Tensor:
+    """[batch, pixels, channels] of a map with or without height and width."""
+    return image if image.dim() == 3 else image.flatten(1, 2)
+
+
 def _empty_forward(qkv: Tensor, num_heads: int, key_channels: int) -> tuple[Tensor, Tensor]:
-    batch, pixels, channels = qkv.shape
-    out = qkv.new_empty((batch, pixels, channels - 2 * key_channels))
-    return out, qkv.new_empty((batch * num_heads, 2, pixels), dtype=torch.float32)
+    batch, *pixels, channels = qkv.shape
+    out = qkv.new_empty((batch, *pixels, channels - 2 * key_channels))
+    return out, qkv.new_empty((batch * num_heads, 2, math.prod(pixels)), dtype=torch.float32)
 
 
 def _empty_backward(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -194,7 +208,8 @@ def _save(ctx, inputs, output) -> None:
 def _gradients(ctx, grad_out: Tensor, _grad_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
         return _differentiable_gradients(ctx, grad_out)
-    return _of_inputs(ctx, *attend_backward(grad_out, *ctx.saved_tensors, *ctx.sizes))
+    qkv, rel_h, rel_w, out, lse = ctx.saved_tensors
+    return _of_inputs(rel_h, rel_w, *attend_backward(grad_out, qkv, rel_h, rel_w, out, lse, *ctx.sizes))
 
 
 def _differentiable_gradients(ctx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
@@ -203,16 +218,17 @@ def _differentiable_gradients(ctx, grad_out: Tensor) -> tuple[Tensor | None, ...
     inputs = (qkv, rel_h, rel_w)
     wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
     sizes = {"num_heads": num_heads, "key_channels": key_channels}
-    out = eager.attend(qkv.unflatten(1, (height, -1)), rel_h, rel_w, **sizes).flatten(1, 2)
+    out = eager.attend(_with_pixels(qkv).unflatten(1, (height, -1)), rel_h, rel_w, **sizes).view_as(grad_out)
     grads = iter(torch.autograd.grad(out, wanted, grad_out, create_graph=True))
     of_inputs = (next(grads) if any(tensor is one for one in wanted) else None for tensor in inputs)
     return *of_inputs, None, None, None
 
 
-def _of_inputs(ctx, grad_qkv: Tensor, grad_tables: Tensor) -> tuple[Tensor | None, ...]:
+def _of_inputs(
+    rel_h: Tensor | None, rel_w: Tensor | None, grad_qkv: Tensor, grad_tables: Tensor
+) -> tuple[Tensor | None, ...]:
     """What a backward returns for the inputs of the forward."""
-    _, rel_h, rel_w, *_ = ctx.saved_tensors
-    if rel_h is None:
+    if rel_h is None or rel_w is None:
         return grad_qkv, None, None, None, None, None
     rows = rel_h.shape[-2]
     grad_h, grad_w = grad_tables[..., :rows, :].to(rel_h.dtype), grad_tables[..., rows:, :].to(rel_w.dtype)
@@ -224,15 +240,17 @@ class _Attend(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx, *inputs) -> Tensor:
-        output = _forward(*inputs)
-        _save(ctx, inputs, output)
-        return output[0]
+        qkv, rel_h, rel_w, *ctx.sizes = inputs
+        out, lse = _forward(*inputs)
+        ctx.save_for_backward(qkv, rel_h, rel_w, out, lse)
+        return out
 
     @staticmethod
     def backward(ctx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True
             return _differentiable_gradients(ctx, grad_out)
-        return _of_inputs(ctx, *_backward(grad_out, *ctx.saved_tensors, *ctx.sizes))
+        qkv, rel_h, rel_w, out, lse = ctx.saved_tensors
+        return _of_inputs(rel_h, rel_w, *_backward(grad_out, qkv, rel_h, rel_w, out, lse, *ctx.sizes))
 
 
 # Not torch.library.custom_op: what that wraps around a call takes longer than the call.

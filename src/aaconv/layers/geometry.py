@@ -3,7 +3,7 @@
 A map has rows and columns; a sequence is a map of one row, whose axis of rows is `Axis()`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch.nn.functional as F
 from torch import Tensor
@@ -20,14 +20,17 @@ class Axis:
     padding: int = 0
     dilation: int = 1
     pads_to_same: bool = False
+    window: tuple[int, int, int] = field(init=False)
+    """Pixels to add (negative: to cut) before and after the axis, and the window to average there.
 
-    @property
-    def window(self) -> tuple[int, int, int]:
-        """Pixels to add (negative: to cut) before and after the axis, and the window to average there.
+    The window of output pixel i is centred where the convolution's is: the paper's 3 pixels for an odd kernel with
+    stride 2, exactly the pixels of the stride for an even kernel with an even stride.
+    """
 
-        The window of output pixel i is centred where the convolution's is: the paper's 3 pixels for an odd kernel with
-        stride 2, exactly the pixels of the stride for an even kernel with an even stride.
-        """
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "window", self._window())
+
+    def _window(self) -> tuple[int, int, int]:
         reach = self.dilation * (self.kernel - 1)
         odd = self.stride + 1 - self.stride % 2
         if self.pads_to_same:

@@ -111,6 +111,8 @@ def fit_table(table: Tensor, length: int) -> Tensor:
     stretches the table by cubic interpolation, the farthest distance on the farthest.
     """
     longest = (table.shape[-2] + 1) // 2
+    if not torch.compiler.is_compiling() and length == longest:
+        return table
     # Under torch.export the length may be symbolic, and a branch on it would pin it to one side.
     if not is_exporting() and length <= longest:
         return table[..., longest - length : longest + length - 1, :]
