@@ -38,5 +38,19 @@ costs: setup
 bench: setup
 	$(BIN)/aaconv bench layer
 
+# accelerate against the modules of transformers, in an environment that adds it to the first one; and against those of
+# segment-anything and detectron2, if somebody has installed them there.
+FAMILIES := $(VENV)/families
+SITE = -c 'import site; print(site.getsitepackages()[0])'
+.PHONY: test-families
+$(FAMILIES)/.ready: $(READY)
+	$(PYTHON) -m venv $(FAMILIES)
+	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > "$$($(FAMILIES)/bin/python $(SITE))/first.pth"
+	$(FAMILIES)/bin/python -m pip install --quiet --disable-pip-version-check transformers
+	touch $@
+
+test-families: $(FAMILIES)/.ready
+	OMP_NUM_THREADS=1 $(FAMILIES)/bin/python -m pytest tests/families
+
 clean:
 	rm -rf $(VENV)

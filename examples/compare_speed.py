@@ -1,7 +1,7 @@
 """How much longer an attention augmented network takes than a plain one, in your own loop.
 
-    python examples/compare_speed.py                       # ResNet-50, batch 128, inference and training, not compiled
-    python examples/compare_speed.py --mode compile        # or graphs: torch.compile(mode="reduce-overhead")
+python examples/compare_speed.py                       # ResNet-50, batch 128, inference and training, not compiled
+python examples/compare_speed.py --mode compile        # or graphs: torch.compile(mode="reduce-overhead")
 """
 
 import argparse

@@ -14,7 +14,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from . import attention, cost, explore, export, layers, models, recipes, training
     from .attention import attend_2d, default_backend, set_default_backend
-    from .layers import AAConv1d, AAConv2d, attention_channels, augment
+    from .layers import AAConv1d, AAConv2d, accelerate, attention_channels, augment
     from .models import create_model, list_models
     from .runs.load import load_model
 
@@ -22,6 +22,7 @@ __all__ = [
     "AAConv1d",
     "AAConv2d",
     "__version__",
+    "accelerate",
     "attend_2d",
     "attention",
     "attention_channels",
@@ -42,7 +43,7 @@ __all__ = [
 
 _NAMES = {
     **dict.fromkeys(("attend_2d", "default_backend", "set_default_backend"), ".attention"),
-    **dict.fromkeys(("AAConv1d", "AAConv2d", "attention_channels", "augment"), ".layers"),
+    **dict.fromkeys(("AAConv1d", "AAConv2d", "accelerate", "attention_channels", "augment"), ".layers"),
     **dict.fromkeys(("create_model", "list_models"), ".models"),
     "load_model": ".runs.load",
 }

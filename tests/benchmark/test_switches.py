@@ -5,10 +5,14 @@ import os
 import pytest
 import torch
 
-from aaconv.benchmark import attention, layer, model, table2, train
+from aaconv.benchmark import accelerate, attention, layer, model, table2, train
 from aaconv.benchmark.switches import VARIABLES, read_switches, restoring_switches
 
 SMALL = {
+    "accelerate": lambda: accelerate.run(
+        ["samvit_base_patch16:depth=1,embed_dim=12,num_heads=2,window_size=2,neck_chans=8"],
+        **{"batch": 1, "size": 32, "phases": ["train"], "compiled": False, "device": "cpu", "rounds": 1},
+    ),
     "attention": lambda: attention.run(["1:2x2:4/2"], ["eager"], device="cpu", rounds=1),
     "layer": lambda: layer.run([2], batch=1, device="cpu", rounds=1),
     "model": lambda: model.run(

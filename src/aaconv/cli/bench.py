@@ -14,6 +14,7 @@ def add_commands(commands: Parser) -> None:
     _add_layer(bench)
     _add_attention(bench)
     _add_model(bench)
+    _add_accelerate(bench)
     _add_table2(bench)
     _add_train(bench)
 
@@ -55,6 +56,25 @@ def _add_model(bench: Parser) -> None:
     model.add_argument("--infer", action="store_true", help="inference only")
     model.add_argument("--cpp-wrapper", action="store_true", help="compile to C++ that launches the kernels")
     _add_network(model)
+
+
+def _add_accelerate(bench: Parser) -> None:
+    about = "networks of timm before and after aaconv.accelerate"
+    accelerate = bench.add("accelerate", _bench_accelerate, about, "--models samvit_base_patch16 --train")
+    accelerate.add_argument(
+        "--models",
+        nargs="+",
+        metavar="NAME",
+        help="default: samvit_base_patch16, botnet26t_256; NAME:depth=4,num_heads=4 sets options",
+    )
+    accelerate.add_argument(
+        "--batch", type=positive, metavar="N", help="batch size, default: 4 for SAM, 128 for BoTNet, on the CPU 1"
+    )
+    accelerate.add_argument("--size", type=positive, metavar="N", help="input size N x N, default: the network's own")
+    accelerate.add_argument("--train", action="store_true", help="the training step only")
+    accelerate.add_argument("--infer", action="store_true", help="inference only")
+    accelerate.add_argument("--no-compile", dest="compile", action="store_false", help="without torch.compile")
+    _add_common(accelerate)
 
 
 def _add_table2(bench: Parser) -> None:
@@ -124,10 +144,13 @@ def _bench_attention(chosen: argparse.Namespace) -> None:
 def _bench_model(chosen: argparse.Namespace) -> None:
     from ..benchmark import model
 
-    both = chosen.train == chosen.infer
-    wanted = {"infer": both or chosen.infer, "train": both or chosen.train}
-    phases = [phase for phase in wanted if wanted[phase]]
-    model.run(chosen.models, phases=phases, cpp_wrapper=chosen.cpp_wrapper, **_network(chosen))
+    model.run(chosen.models, phases=_phases(chosen), cpp_wrapper=chosen.cpp_wrapper, **_network(chosen))
+
+
+def _bench_accelerate(chosen: argparse.Namespace) -> None:
+    from ..benchmark import accelerate
+
+    accelerate.run(chosen.models, phases=_phases(chosen), **_network(chosen))
 
 
 def _bench_table2(chosen: argparse.Namespace) -> None:
@@ -150,6 +173,12 @@ def _bench_train(chosen: argparse.Namespace) -> None:
         rounds=chosen.rounds,
         json_to=chosen.json,
     )
+
+
+def _phases(chosen: argparse.Namespace) -> list[str]:
+    both = chosen.train == chosen.infer
+    wanted = {"infer": both or chosen.infer, "train": both or chosen.train}
+    return [phase for phase in wanted if wanted[phase]]
 
 
 def _network(chosen: argparse.Namespace) -> dict[str, Any]:

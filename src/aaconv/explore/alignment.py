@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 
 from ..layers.aaconv import AAConv2d
+from ..layers.families_2d import Packed
+from .accelerated import accelerated
 
 
 def cell_shifts(model: nn.Module, images: Tensor, names: list[str]) -> dict[str, tuple[float, float]]:
@@ -22,12 +24,15 @@ def cell_shifts(model: nn.Module, images: Tensor, names: list[str]) -> dict[str,
     Layers with maps of one size are taken to be alike. (0, 0) where the copy does not tell.
     """
     seen: dict[str, Tensor] = {}
+    # Attention over [batch, height, width, channels] follows an embedding of patches, which divide the image evenly.
+    convolutional = [name for name in names if not isinstance(accelerated(model.get_submodule(name)), Packed)]
+    if not convolutional:
+        return dict.fromkeys(names, (0.0, 0.0))
     try:
         twin = _averaging(model)
-        for name in names:
-            layer = twin.get_submodule(name)
-            layer.register_forward_pre_hook(
-                lambda module, inputs, name=name: seen.update({name: module.geometry.pool(inputs[0])[0]})
+        for name in convolutional:
+            twin.get_submodule(name).register_forward_pre_hook(
+                lambda module, inputs, name=name: seen.update({name: _map_of(module, inputs[0])})
             )
         pixels = torch.ones_like(images[:1], requires_grad=True)
         with torch.enable_grad():
@@ -39,6 +44,11 @@ def cell_shifts(model: nn.Module, images: Tensor, names: list[str]) -> dict[str,
     except RuntimeError:  # a network that cannot run as a copy is drawn evenly
         return dict.fromkeys(names, (0.0, 0.0))
     return {name: by_size[seen[name].shape[-2:]] if name in seen else (0.0, 0.0) for name in names}
+
+
+def _map_of(module: nn.Module, x: Tensor) -> Tensor:
+    """What the module attends over: [1, channels, height, width]."""
+    return module.geometry.pool(x)[0] if isinstance(module, AAConv2d) else x
 
 
 def _averaging(model: nn.Module) -> nn.Module:

@@ -2,7 +2,7 @@
 
 An attention map [heads, HW, HW] is large, and its factors are small: the paper's equation makes any row of it from the
 query of that pixel, all keys and the two tables. So these are kept, in 16 bits, and the page computes the rows. What
-this costs in precision is measured on every map, against `AAConv2d.attention_maps`.
+this costs in precision is measured on every map, against the layer's own `attention_maps`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from ..attention.heads import split_heads
 from ..layers.aaconv import AAConv2d
 from ..models import list_models
 from ..models.family import KINDS
+from . import accelerated
 
 LARGEST_MAP = 2500
 """Pixels of an attention map; the check holds all weights between them at once."""
@@ -86,7 +87,7 @@ class Packed:
 
 @dataclass(frozen=True)
 class Layer:
-    """An AAConv2d as the page names it; depth is that of a head's queries and keys.
+    """An attention as the page names it; depth is that of a head's queries and keys.
 
     shift: how far its cells lie down and right of an even division of the image, as parts of its height and width.
     """
@@ -112,11 +113,15 @@ class Layer:
         return min(max(x, 0.0), 0.9999), min(max(y, 0.0), 0.9999)
 
 
-def attention_layers(model: nn.Module, name: str, patterns: Sequence[str] | None = None) -> dict[str, AAConv2d]:
-    """The model's AAConv2d layers by name, all or those that fit one of the wildcard patterns or begin with it."""
-    layers = {path: module for path, module in model.named_modules() if isinstance(module, AAConv2d)}
+def attention_layers(model: nn.Module, name: str, patterns: Sequence[str] | None = None) -> dict[str, nn.Module]:
+    """The model's AAConv2d layers and accelerated modules by name, all or those that fit one of the wildcard patterns
+    or begin with it."""
+    layers = {path: module for path, module in model.named_modules() if has_attention(module)}
     if not layers:
-        raise ValueError(f"{name} has no AAConv2d layers, so there is no attention to show; {_sibling(name)}")
+        raise ValueError(
+            f"{name} has no AAConv2d layers, so there is no attention to show; {_sibling(name)}, and so has a model "
+            f"whose attention aaconv.accelerate knows"
+        )
     if not patterns:
         return layers
     chosen = set()
@@ -128,6 +133,11 @@ def attention_layers(model: nn.Module, name: str, patterns: Sequence[str] | None
     return {path: layer for path, layer in layers.items() if path in chosen}
 
 
+def has_attention(module: nn.Module) -> bool:
+    """Whether a page can show it: an AAConv2d, or a module that aaconv.accelerate has found to attend over one map."""
+    return isinstance(module, AAConv2d) or accelerated.accelerated(module) is not None
+
+
 def _sibling(name: str) -> str:
     network = name.rpartition("/")[2].partition(".")[0]
     kind, _, rest = network.partition("_")
@@ -137,34 +147,39 @@ def _sibling(name: str) -> str:
 
 
 @torch.no_grad()
-def capture(model: nn.Module, image: Tensor, layers: dict[str, AAConv2d]) -> tuple[Any, list[Layer], dict[str, Packed]]:
+def capture(
+    model: nn.Module, image: Tensor, layers: dict[str, nn.Module]
+) -> tuple[Any, list[Layer], dict[str, Packed]]:
     """Run the model on one image [3, height, width]: its output, and every layer's attention, packed."""
     packed: dict[str, Packed] = {}
     facts: dict[str, Layer] = {}
 
-    def keep(name: str, layer: AAConv2d, x: Tensor) -> None:
-        height, width = layer.attention_size(*x.shape[-2:])
+    def keep(name: str, layer: nn.Module, x: Tensor) -> None:
+        height, width = _size(layer, x, name)
         if height * width > LARGEST_MAP:
             raise ValueError(
                 f"the attention map of {name} is {height} x {width}, and pages take at most {LARGEST_MAP} pixels; "
                 f"choose a smaller size, or other layers"
             )
-        factors, exact = _factors(layer, x), layer.attention_maps(x)[0].double().cpu().numpy()
+        factors, exact = _factors(layer, x, height, width), _maps(layer, x).double().cpu().numpy()
         if not np.isfinite(exact).all():
             raise ValueError(f"the attention of {name} is not finite: the weights of the network are damaged")
         packed[name] = pack(factors, exact)
         facts[name] = Layer(
             name=name,
-            heads=layer.num_heads,
+            heads=len(factors.q),
             height=height,
             width=width,
             depth=factors.q.shape[-1],
-            stride=max(layer.stride),
-            downsample=layer.downsample,
+            stride=max(layer.stride) if isinstance(layer, AAConv2d) else 1,
+            downsample=layer.downsample if isinstance(layer, AAConv2d) else 0,
         )
 
     hooks = [
-        layer.register_forward_pre_hook(lambda module, inputs, name=name: keep(name, module, inputs[0]))
+        layer.register_forward_pre_hook(
+            lambda module, inputs, named, name=name: keep(name, module, next(iter((*inputs, *named.values())))),
+            with_kwargs=True,
+        )
         for name, layer in layers.items()
     ]
     try:
@@ -177,14 +192,28 @@ def capture(model: nn.Module, image: Tensor, layers: dict[str, AAConv2d]) -> tup
     return output, [facts[name] for name in layers], packed
 
 
-def _factors(layer: AAConv2d, x: Tensor) -> Factors:
+def _size(layer: nn.Module, x: Tensor, name: str) -> tuple[int, int]:
+    if isinstance(layer, AAConv2d):
+        return layer.attention_size(*x.shape[-2:])
+    return accelerated.size(layer.forward, x, name)
+
+
+def _maps(layer: nn.Module, x: Tensor) -> Tensor:
+    return layer.attention_maps(x)[0] if isinstance(layer, AAConv2d) else accelerated.maps(layer.forward, x)
+
+
+def _factors(layer: nn.Module, x: Tensor, height: int, width: int) -> Factors:
     """The factors of the first image of the layer's input, by the layer's own pooling, projection and tables."""
+    parts = _layer_parts(layer, x) if isinstance(layer, AAConv2d) else accelerated.parts(layer.forward, x)
+    return Factors(*(None if part is None else part.cpu().numpy() for part in parts), height, width)
+
+
+def _layer_parts(layer: AAConv2d, x: Tensor) -> tuple[Tensor | None, ...]:
     qkv, *relative = layer.attention_inputs(x)
     q, k, _ = (part[0].flatten(1, 2).double() for part in split_heads(qkv, layer.num_heads, layer.key_channels))
-    tables = (None if table is None else table.double().cpu().numpy() for table in relative)
-    rel_h, rel_w = (table[None] if table is not None and table.ndim == 2 else table for table in tables)
-    scaled = q * q.shape[-1] ** -0.5
-    return Factors(scaled.cpu().numpy(), k.cpu().numpy(), rel_h, rel_w, *qkv.shape[1:3])
+    tables = (None if table is None else table.double() for table in relative)
+    rel_h, rel_w = (table[None] if table is not None and table.dim() == 2 else table for table in tables)
+    return q * q.shape[-1] ** -0.5, k, rel_h, rel_w
 
 
 def pack(factors: Factors, exact: np.ndarray) -> Packed:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from ..data.class_names import class_title
-from ..layers.aaconv import AAConv2d
+from ..layers.accelerate import accelerate
 from ..runs.load import TrainedModel, load_model, measured
 from ..utils.metrics import metric_title, telling
 from .alignment import cell_shifts
-from .capture import Layer, Packed, attention_layers, capture
+from .capture import Layer, Packed, attention_layers, capture, has_attention
 from .images import fit, load_image, normalise
 
 TOP = 5
@@ -67,6 +68,7 @@ def study(
     loaded = source
     if not isinstance(source, TrainedModel):
         loaded = measured(load_model(source, weights=weights, pretrained=pretrained), weights)
+        _accelerate_others(loaded.model)
     title = Path(loaded.source).resolve().name if loaded.recipe is not None else str(loaded.source)
     chosen = attention_layers(loaded.model, _model_name(loaded), layers)
     size = size or loaded.size
@@ -84,8 +86,19 @@ def study(
     return Study(title, _facts(loaded, trained), trained, size, facts, pictures)
 
 
+def _accelerate_others(model: nn.Module) -> None:
+    """Relative attention of other networks is read through aaconv.accelerate."""
+    if any(map(has_attention, model.modules())):
+        return
+    with suppress(ValueError):  # it has none, as attention_layers will say
+        accelerate(model)
+    for module in model.modules():
+        if hasattr(module, "strict_img_size"):  # timm's SAM fits its tables to any size, and refuses to by default
+            module.strict_img_size = False
+
+
 def _run(
-    loaded: TrainedModel, image: Tensor, chosen: dict[str, AAConv2d]
+    loaded: TrainedModel, image: Tensor, chosen: dict[str, nn.Module]
 ) -> tuple[Any, list[Layer], dict[str, Packed]]:
     try:
         return capture(loaded.model, image, chosen)

@@ -1,7 +1,8 @@
 """The modules: AAConv1d and AAConv2d, the gates that the paper compares with, and what puts them into a network."""
 
 from .aaconv import AAConv1d, AAConv2d, AAConvNd
+from .accelerate import accelerate
 from .augment import augment
 from .channels import attention_channels
 
-__all__ = ["AAConv1d", "AAConv2d", "AAConvNd", "attention_channels", "augment"]
+__all__ = ["AAConv1d", "AAConv2d", "AAConvNd", "accelerate", "attention_channels", "augment"]

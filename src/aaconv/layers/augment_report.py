@@ -2,7 +2,8 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from html import escape
+
+from .report_table import TableReport
 
 Size = tuple[int, int]
 
@@ -22,7 +23,7 @@ class Replacement:
 
 
 @dataclass(frozen=True, repr=False)
-class Report:
+class Report(TableReport):
     """What augment did; it prints as a table."""
 
     replacements: tuple[Replacement, ...]
@@ -43,24 +44,3 @@ class Report:
             channels = (str(number) for number in (row.num_heads, row.key_channels, row.value_channels))
             yield (row.name, *sizes, *channels, f"{row.parameters_before:,}", f"{row.parameters_after:,}")
         yield ("in all", "", "", "", "", "", f"{self.parameters_before:,}", f"{self.parameters_after:,}")
-
-    def __str__(self) -> str:
-        rows = list(self._rows())
-        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-        lines = []
-        for name, *numbers in rows:
-            right = (cell.rjust(width) for cell, width in zip(numbers, widths[1:], strict=True))
-            lines.append("  ".join((name.ljust(widths[0]), *right)).rstrip())
-        return "\n".join(lines)
-
-    __repr__ = __str__
-
-    def _repr_html_(self) -> str:
-        """The table in a notebook."""
-        head, *rows = self._rows()
-
-        def cells(row: tuple[str, ...], tag: str) -> str:
-            return "".join(f"<{tag}>{escape(cell)}</{tag}>" for cell in row)
-
-        body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
-        return f"<table><thead><tr>{cells(head, 'th')}</tr></thead><tbody>{body}</tbody></table>"
