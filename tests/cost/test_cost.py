@@ -227,7 +227,7 @@ def test_printed_cost_has_both_counts(capsys):
     for number in (cost.params, cost.flops, cost.true_flops):
         assert f"{number:,}" in printed
     assert "layer4.1.conv1.qkv" in printed
-    assert "a multiply-add is two" in printed
+    assert "a multiply-add counts as two FLOPs" in printed
     assert "…" not in printed
 
 
