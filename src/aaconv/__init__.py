@@ -13,7 +13,7 @@ from .version import __version__
 
 if TYPE_CHECKING:
     from . import attention, cost, explore, export, layers, models, recipes, training
-    from .attention import attend_2d, default_backend, set_default_backend
+    from .attention import attend_2d, attend_decomposed, default_backend, set_default_backend
     from .layers import AAConv1d, AAConv2d, accelerate, attention_channels, augment
     from .models import create_model, list_models
     from .runs.load import load_model
@@ -24,6 +24,7 @@ __all__ = [
     "__version__",
     "accelerate",
     "attend_2d",
+    "attend_decomposed",
     "attention",
     "attention_channels",
     "augment",
@@ -42,7 +43,7 @@ __all__ = [
 ]
 
 _NAMES = {
-    **dict.fromkeys(("attend_2d", "default_backend", "set_default_backend"), ".attention"),
+    **dict.fromkeys(("attend_2d", "attend_decomposed", "default_backend", "set_default_backend"), ".attention"),
     **dict.fromkeys(("AAConv1d", "AAConv2d", "accelerate", "attention_channels", "augment"), ".layers"),
     **dict.fromkeys(("create_model", "list_models"), ".models"),
     "load_model": ".runs.load",
