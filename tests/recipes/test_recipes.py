@@ -13,8 +13,10 @@ from aaconv import recipes
 from aaconv.cli import recipe_options
 from aaconv.recipes import Model, Recipe, overrides
 from aaconv.recipes.catalogue import ours
+from aaconv.recipes.overrides import check_optimizer
 from aaconv.recipes.paper import TABLES
 from aaconv.recipes.yaml_file import from_yaml, to_yaml
+from aaconv.training.launch import choose
 from aaconv.training.optimize import peak_rate
 
 ALL = [recipes.get(name) for name in recipes.names()]
@@ -269,3 +271,21 @@ def test_every_field_with_a_reason_says_it():
     assert texts["keep"] == "Checkpoints kept, the newest ones."
     assert set(texts) < {field.name for field in fields(Recipe)}
     assert not [name for name, text in texts.items() if not text.endswith(".")]
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw", "lookahead_adam", "AdamW", "rmsproptf"])
+def test_optimizers_that_timm_has_are_taken(name):
+    assert recipes.override(SMALL, {"optimizer": name}).optimizer == name
+
+
+def test_an_unknown_optimizer_is_named_before_anything_is_begun(tmp_path):
+    with pytest.raises(ValueError, match=r"unknown optimizer 'adamx'; did you mean .*adam"):
+        recipes.override(SMALL, {"optimizer": "adamx"})
+    recipes.save(replace(SMALL, optimizer="adamx"), tmp_path / "recipe.yaml")
+    with pytest.raises(ValueError, match="unknown optimizer 'adamx'"):
+        choose(None, str(tmp_path / "recipe.yaml"), {})
+
+
+def test_every_recipe_has_an_optimizer_of_timms():
+    for name in recipes.names():
+        check_optimizer(recipes.get(name))

@@ -18,7 +18,8 @@ from ..detection.coco_results import (
 from ..detection.draw import draw, sheet
 from ..detection.postprocess import Detections, PostprocessSettings
 from ..runs.load import load_model
-from ..runs.run_folder import check_run, read_config
+from ..runs.run_folder import CONFIG, check_run, read_config
+from ..runs.run_types import category_ids_of
 from ..utils.device import pick_device
 from ..utils.files import check_writable, naming_unwritable, replacing
 from .checks import not_finite
@@ -121,6 +122,6 @@ def print_detections(
     loaded = load_model(source, weights=weights, device=pick_device(device))
     if loaded.task != "detect":
         raise ValueError(f"{source} is a run of a classifier, which finds no objects; `aaconv predict` names images")
-    category_ids = tuple(read_config(source).get("category_ids") or ())
+    category_ids = category_ids_of(read_config(source), Path(source) / CONFIG)
     results = detect_files(loaded, files, output, category_ids=category_ids, sheet_file=sheet_file, **options)
     print(f"found {len(results):,} objects in {len(files):,} images; see {output}, {Path(output) / FILE_NAME}")

@@ -18,11 +18,11 @@ from ..recipes.recipe import Recipe
 from ..tasks.task import create_task
 from ..utils.weights import read_weights
 from .run_folder import (
+    CONFIG,
     RECIPE,
     SUMMARY,
     WEIGHTS,
     check_run,
-    data_info_of,
     default_weights,
     is_run,
     naming_the_way_out,
@@ -30,6 +30,7 @@ from .run_folder import (
     read_metrics,
     read_summary,
 )
+from .run_types import data_info_of
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,7 @@ def load_model(
 
 def _load_run(run: Path, weights: str | Path | None, device: torch.device | str) -> TrainedModel:
     recipe, config = recipes.load(run / RECIPE), read_config(run)
-    info = data_info_of(config, run)
+    info = data_info_of(config, run / CONFIG)
     model = create_task(recipe).build(info)
     weights = weights or default_weights(run)
     file = run / WEIGHTS[weights] if weights in WEIGHTS else Path(weights)

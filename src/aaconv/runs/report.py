@@ -117,7 +117,7 @@ def _results(runs: Sequence[Run]) -> list[list[str]]:
     rows.append(["epochs", *(f"{run.metrics[-1]['epoch']} of {run.loaded.recipe.epochs}" for run in runs)])
     rows.append(["seconds per epoch", *(_number(_median(run.speed, "seconds"), "{:.1f}") for run in runs)])
     rows.append(["images per second", *(_number(_median(run.speed, "images_per_second"), "{:,.0f}") for run in runs)])
-    memory = (max((row["peak_memory_bytes"] or 0 for row in run.speed), default=0) for run in runs)
+    memory = (max((row.get("peak_memory_bytes") or 0 for row in run.speed), default=0) for run in runs)
     rows.append(["peak memory", *(readable_bytes(most) if most else DASH for most in memory)])
     return rows
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from .. import recipes
-from ..recipes.overrides import for_machine
+from ..recipes.overrides import check_optimizer, for_machine
 from ..recipes.recipe import Recipe
 from ..utils.device import cores, pick_device
 from ..utils.distributed import started_by_torchrun
@@ -23,7 +23,9 @@ def choose(name: str | None, source: str | None, changes: dict[str, Any], device
     recipe = recipes.get(name) if source is None else recipes.load(source)
     if source is None:
         recipe = for_machine(recipe, changes, gpu=pick_device(device).type == "cuda", cores=cores())
-    return recipes.override(recipe, changes)
+    recipe = recipes.override(recipe, changes)
+    check_optimizer(recipe)
+    return recipe
 
 
 def free_folder(recipe: Recipe, runs: Path = RUNS) -> Path:
@@ -73,7 +75,10 @@ def start(
 def conclusion(summary: dict[str, Any], run: Path) -> str:
     """The result in one line, the paper's under it where there is one, and where to go from here."""
     from ..runs import run_folder
+    from ..runs.run_types import SUMMARY_FIELDS, check_fields
 
+    wanted = {name: SUMMARY_FIELDS[name] for name in ("epochs", "seconds_per_epoch", "parameters")}
+    check_fields(summary, wanted, run / run_folder.SUMMARY, needed=True)
     results = [f"{metric_title(name)} {value:.2f} %" for name, value in telling(summary).items()]
     results += [f"loss {summary['loss']:.4f}"] if summary.get("loss") is not None else []
     lines = [

@@ -12,7 +12,7 @@ from torch import nn
 from .. import recipes
 from ..recipes.recipe import Recipe
 from ..runs import run_folder
-from ..runs.run_folder import Row
+from ..runs.run_types import Row
 from ..tasks.task import Task
 from ..utils.weights import Tensors
 from . import checkpoint

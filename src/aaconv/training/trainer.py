@@ -16,9 +16,10 @@ from .. import recipes
 from ..data.workers import naming_killed_workers
 from ..recipes.recipe import Recipe
 from ..runs import run_folder
-from ..runs.run_folder import Row
+from ..runs.run_types import STATE_FIELDS, Row, check_fields
 from ..tasks.task import Task, create_task
 from ..utils.distributed import World, joined, restarted
+from ..utils.errors import one_line
 from ..utils.weights import Tensors
 from . import checkpoint
 from .checkpoint import Checkpoint
@@ -317,14 +318,22 @@ class Trainer:
 
     def _load(self, found: Checkpoint) -> None:
         state = found.state
+        check_fields(state, STATE_FIELDS, found.path / checkpoint.STATE, needed=True)
+        steps = state["epoch"] * self.steps_per_epoch + state["step"]
+        saved = int(found.path.name.rpartition("-")[2])
         try:
+            if steps != saved or state["step"] > self.steps_per_epoch:
+                raise ValueError(
+                    f"it is of step {saved}, which is not {state['epoch']} epochs of {self.steps_per_epoch} steps and "
+                    f"{state['step']} more: batch, accumulate or the number of images is another now"
+                )
             self.learner.load(found.tensors, state)
             self.sums.load(state["sums"], self.world)
-            self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
+            self.epoch, self.step, self.seconds = state["epoch"], state["step"], float(state["seconds"])
             self.rows, self.speed, self.best = state["rows"], state["speed"], state["best"]
-        except (KeyError, RuntimeError) as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(f"{found.path} does not fit {self.run / run_folder.RECIPE}: {reason}") from None
+        except (LookupError, RuntimeError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
+            recipe = self.run / run_folder.RECIPE
+            raise ValueError(f"{found.path} does not fit {recipe}: {one_line(error)}") from None
 
     def _finish(self) -> dict[str, Any]:
         parameters = sum(parameter.numel() for parameter in self.learner.model.parameters())
