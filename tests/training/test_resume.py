@@ -500,3 +500,36 @@ def test_tensors_of_a_checkpoint_that_do_not_fit_are_named(whole, run, name, con
     (folder / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(ValueError, match=r"step-00000008 does not fit .*recipe\.yaml: "):
         resume(run, device="cpu")
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next_start(whole, run):
+    cut(whole, run, newest=8)
+    gone = 2**22 + 1
+    left = [run / f".{name}" for name in (f"model-best.{gone}.safetensors", f"curves.{gone}-0123456789abcdef.png")]
+    others = [run / ".mine.txt", run / f".metrics.{os.getpid()}-0123456789abcdef.csv"]
+    for path in (*left, *others):
+        path.touch()
+    end_like(whole, run)
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in others)
+
+
+def test_killed_while_the_last_checkpoint_prunes(whole, run):
+    shutil.copytree(whole, run)
+    (run / "summary.json").unlink()
+    shutil.copytree(run / "checkpoints" / "step-00000006", run / "checkpoints" / "step-00000004")
+    end_like(whole, run)
+
+
+def test_pruning_keeps_what_a_run_is_resumed_from(whole, run):
+    cut(whole, run, newest=8)
+    edit_recipe(run, keep=1)
+    newest = checkpoint.paths(run / "checkpoints")[-1]
+    (newest / "model.safetensors").write_bytes(b"damaged")
+    lines = []
+    found = checkpoint.load_newest(run / "checkpoints", lines.append)
+    checkpoint.prune(run / "checkpoints", found.path, 1)
+    assert checkpoints(run) == ["step-00000006", "step-00000008"]
+    resume(run, device="cpu")
+    assert outcome(run) == outcome(whole)
+    assert checkpoints(run) == ["step-00000010"]

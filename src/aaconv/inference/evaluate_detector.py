@@ -23,6 +23,7 @@ from ..runs.run_types import data_info_of
 from ..tasks.data import as_evaluated
 from ..tasks.detect import find, loader_of, open_data, open_test
 from ..utils.distributed import World
+from ..utils.files import resolved
 from ..utils.precision import autocast_like
 from .checks import check_finite
 
@@ -83,7 +84,7 @@ def score_run(
     """
     run = Path(run)
     run_folder.check_run(run)
-    own = detections is None or Path(detections).resolve() == (run / FILE_NAME).resolve()
+    own = detections is None or resolved(detections) == resolved(run / FILE_NAME)
     file = run / FILE_NAME if detections is None else Path(detections)
     if not file.is_file():
         raise FileNotFoundError(f"there is no file {file} of detections; `aaconv eval {run}` writes it")

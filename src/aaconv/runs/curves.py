@@ -27,6 +27,7 @@ from ..recipes import diff
 from ..recipes.recipe import Recipe
 from ..utils import figures
 from ..utils.figures import BLUE, GREY, INK, RED, STYLE
+from ..utils.files import resolved
 from ..utils.json_file import read_json
 from ..utils.metrics import metric_title
 from . import results
@@ -187,7 +188,7 @@ def _colours(found: list[Recipe]) -> list[str]:
 
 def places(runs: Sequence[str | Path]) -> dict[Path, str]:
     """Path -> the name of a folder or file, with as much of the way to it as tells it from others; each once."""
-    paths = {Path(run).resolve(): Path(run) for run in runs}
+    paths = {resolved(run): Path(run) for run in runs}
     names = [path.name for path in paths]
     if len(set(names)) < len(names):
         common = os.path.commonpath([path.parent for path in paths])

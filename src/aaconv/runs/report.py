@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import quote
 
 from ..cost.counting import Cost, count
-from ..utils.files import check_writable, replacing
+from ..utils.files import check_writable, replacing, resolved
 from ..utils.html import base_style, fill, read
 from ..utils.terminal import readable_bytes
 from . import curves
@@ -66,7 +67,7 @@ def _read(path: Path, name: str) -> Run:
 
 def _relative(page: Path, report: Path) -> str:
     """The way from the report's folder to the page, as a link."""
-    return Path(os.path.relpath(page.resolve(), report.resolve().parent)).as_posix()
+    return quote(Path(os.path.relpath(resolved(page), resolved(report).parent)).as_posix())
 
 
 def render(runs: Sequence[Run], explorer: str | None = None) -> str:

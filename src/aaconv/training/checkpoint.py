@@ -51,11 +51,16 @@ def save(folder: Path, step: int, state: dict[str, Any], tensors: dict[str, Tens
         _sync_folder(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    for number, path in enumerate(reversed(paths(folder))):
-        if number >= keep:
-            os.replace(path, _aside(path))
-    _tidy(folder)
+    prune(folder, target, keep)
     return target
+
+
+def prune(folder: Path, newest: Path, keep: int) -> None:
+    """Remove all but `newest` and the `keep` - 1 before it; later ones stay, they may be what is damaged."""
+    found = paths(folder)
+    for path in found[: max(0, found.index(newest) + 1 - keep)]:
+        os.replace(path, _aside(path))
+    _tidy(folder)
 
 
 def paths(folder: Path) -> list[Path]:
