@@ -57,8 +57,8 @@ def save(folder: Path, step: int, state: dict[str, Any], tensors: dict[str, Tens
 
 def prune(folder: Path, newest: Path, keep: int) -> None:
     """Remove all but `newest` and the `keep` - 1 before it; later ones stay, they may be what is damaged."""
-    found = paths(folder)
-    for path in found[: max(0, found.index(newest) + 1 - keep)]:
+    older = [path for path in paths(folder) if path <= newest]
+    for path in older[: max(0, len(older) - keep)]:
         os.replace(path, _aside(path))
     _tidy(folder)
 

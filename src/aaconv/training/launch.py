@@ -1,7 +1,7 @@
 """From a name to a finished run: the recipe with its changes, a folder of its own, training, and what to say after."""
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +10,7 @@ from ..recipes.overrides import check_optimizer, for_machine
 from ..recipes.recipe import Recipe
 from ..utils.device import cores, pick_device
 from ..utils.distributed import started_by_torchrun
+from ..utils.files import naming_unwritable
 from ..utils.metrics import TITLES, metric_title, telling
 from .progress import TensorBoard, duration, following
 
@@ -29,15 +30,43 @@ def choose(name: str | None, source: str | None, changes: dict[str, Any], device
 
 
 def free_folder(recipe: Recipe, runs: Path = RUNS) -> Path:
-    """runs/NAME-seedN, with the first number behind it that is free; all processes of torchrun must agree on one."""
+    """runs/NAME-seedN, with the first number behind it that is free, made for `start`; no other process gets the same.
+
+    All processes of torchrun must agree on one, and name it.
+    """
     if started_by_torchrun():
         raise ValueError("name the folder of the run with --run-dir DIR: all processes, and restarted ones, must agree")
     base = runs / f"{recipe.name}-seed{recipe.seed}"
     number, folder = 1, base
-    while folder.exists():
-        number += 1
-        folder = base.with_name(f"{base.name}-{number}")
+    with naming_unwritable(base):
+        made = [place for place in (runs, *runs.parents) if not place.exists()]
+        runs.mkdir(parents=True, exist_ok=True)
+        while not _reserve(folder, made):
+            number += 1
+            folder = base.with_name(f"{base.name}-{number}")
     return folder
+
+
+_reserved: dict[Path, list[Path]] = {}
+"""Folders that were made here for runs to come, and those that were made around them, the inner ones first."""
+
+
+def _reserve(folder: Path, around: list[Path]) -> bool:
+    """Make the folder; not where somebody else has."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    _reserved[folder] = around
+    return True
+
+
+def _give_back(folder: Path) -> None:
+    """Remove folders that were made for a run if it has not begun; what is not empty stays."""
+    if folder in _reserved:
+        with suppress(OSError):
+            for place in (folder, *_reserved.pop(folder)):
+                place.rmdir()
 
 
 def check_unchanged(changes: dict[str, Any], others: dict[str, Any]) -> None:
@@ -57,6 +86,7 @@ def start(
 
     first = os.environ.get("RANK", "0") == "0"
     with ExitStack() as stack:
+        stack.callback(_give_back, run)
         if tensorboard and first:
             stack.enter_context(following(TensorBoard(run / "tensorboard")))
         if recipe is None:

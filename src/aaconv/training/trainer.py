@@ -120,7 +120,8 @@ class Trainer:
         task: Task | None = None,
         lock: RunLock | None = None,
     ) -> None:
-        self.recipe, self.run, self.world, self.interrupts = recipe, run, world, Interrupts()
+        self.recipe, self.run, self.world = recipe, run, world
+        self.interrupts = Interrupts(answer=world.is_main)
         share = world.size * recipe.accumulate
         if recipe.batch % share:
             raise ValueError(
