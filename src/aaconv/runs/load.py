@@ -1,5 +1,6 @@
 """A trained network, from a run folder or by its registered name."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from ..models import check_pretrained, create_model
 from ..models.weights import facts_of as facts_of_weights
 from ..recipes.recipe import Recipe
 from ..tasks.task import create_task
+from ..utils.hub_access import hub_weights
 from ..utils.weights import read_weights
 from .run_folder import (
     CONFIG,
@@ -115,7 +117,8 @@ def _load_named(
     if pretrained:
         check_pretrained(name)
     try:
-        model = create_model(name, pretrained=pretrained, num_classes=num_classes, **options)
+        with hub_weights(name) if pretrained else nullcontext():
+            model = create_model(name, pretrained=pretrained, num_classes=num_classes, **options)
     except TypeError as error:
         raise ValueError(f"{name} cannot be built with {options}: {error}") from None
     except SafetensorError as error:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ from ..models import create_model
 from ..recipes.recipe import Recipe
 from ..utils.distributed import World
 from ..utils.errors import one_line
+from ..utils.hub_access import hub_weights
 
 
 @dataclass(frozen=True)
@@ -61,7 +63,8 @@ class Task(ABC):
         model = self.recipe.model
         options |= model.options if start else model.network_options
         try:
-            return create_model(model.name, num_classes=len(info.classes), **options)
+            with hub_weights(model.name) if options.get("pretrained") else nullcontext():
+                return create_model(model.name, num_classes=len(info.classes), **options)
         except (MemoryError, ConnectionError):
             raise
         except Exception as error:  # each network has errors of its own

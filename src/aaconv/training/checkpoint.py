@@ -70,10 +70,10 @@ def paths(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if re.fullmatch(r"step-\d{8,}", path.name))
 
 
-def last_good(folder: Path) -> str:
+def last_good(folder: Path, word: str = "good") -> str:
     """For messages: where a run can be resumed from."""
     there = paths(folder)
-    return f"the last good checkpoint is {there[-1]}" if there else "there is no checkpoint yet"
+    return f"the last {word} checkpoint is {there[-1]}" if there else "there is no checkpoint yet"
 
 
 def load(path: Path) -> Checkpoint:

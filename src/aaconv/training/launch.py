@@ -12,6 +12,7 @@ from ..utils.device import cores, pick_device
 from ..utils.distributed import started_by_torchrun
 from ..utils.files import naming_unwritable
 from ..utils.metrics import TITLES, metric_title, telling
+from ..utils.terminal import plural
 from .progress import TensorBoard, duration, following
 
 RUNS = Path("runs")
@@ -113,7 +114,7 @@ def conclusion(summary: dict[str, Any], run: Path) -> str:
     results += [f"loss {summary['loss']:.4f}"] if summary.get("loss") is not None else []
     lines = [
         ", ".join(results),
-        f"{_epochs(summary['epochs'])}, {duration(summary['seconds_per_epoch'])} each, "
+        f"{plural(summary['epochs'], 'epoch')}, {duration(summary['seconds_per_epoch'])} each, "
         f"{summary['parameters']:,} parameters",
     ]
     recipe = recipes.load(run / run_folder.RECIPE)
@@ -126,16 +127,12 @@ def conclusion(summary: dict[str, Any], run: Path) -> str:
     return "\n".join([*lines, f"all of it is in {run}; look at it with aaconv eval, plot, report or explore"])
 
 
-def _epochs(number: int) -> str:
-    return "1 epoch" if number == 1 else f"{number} epochs"
-
-
 def _shortened(recipe: Recipe) -> str:
     """What the run did less of than the paper, if it did."""
     if recipe.name not in recipes.names():
         return ""
     usual = recipes.get(recipe.name)
-    parts = [_epochs(usual.epochs)] if recipe.epochs != usual.epochs else []
+    parts = [plural(usual.epochs, "epoch")] if recipe.epochs != usual.epochs else []
     if recipe.train_limit:
         parts.append("all images")
     return f", with {' and '.join(parts)}" if parts else ""

@@ -97,8 +97,8 @@ class RunWriter:
             run_folder.write_json(self.run / run_folder.SUMMARY, summary)
         return summary
 
-    def last_good(self) -> str:
-        return checkpoint.last_good(self.checkpoints)
+    def last_good(self, word: str = "good") -> str:
+        return checkpoint.last_good(self.checkpoints, word)
 
     def _publish(self, path: Path) -> None:
         for name, weights in (("model", "last"), ("ema", "ema")):

@@ -19,11 +19,13 @@ from ..runs import run_folder
 from ..runs.run_types import STATE_FIELDS, Row, check_fields
 from ..tasks.task import Task, create_task
 from ..utils.distributed import World, joined, restarted
-from ..utils.errors import one_line
+from ..utils.errors import is_out_of_memory, one_line
+from ..utils.terminal import plural
 from ..utils.weights import Tensors
 from . import checkpoint
 from .checkpoint import Checkpoint
 from .learner import GRAPHED, Learner
+from .optimize import peak_rate
 from .progress import Display
 from .run_lock import RunLock
 from .run_writer import RunWriter
@@ -93,10 +95,13 @@ def _run(recipe: Recipe, run: Path, world: World, lock: RunLock, *, again: bool)
         if world.is_main:
             print(f"aaconv: {stopped.line}", file=sys.stderr, flush=True)
         raise
-    except torch.OutOfMemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        what = "the GPU's memory" if world.device.type == "cuda" else "memory"
         raise ValueError(
-            f"the GPU's memory does not suffice for batch={recipe.batch} in {recipe.accumulate} parts; "
-            f"raise --accumulate or lower --batch ({str(error).splitlines()[0]})"
+            f"{what} does not suffice for batch={recipe.batch} in {plural(recipe.accumulate, 'accumulation step')}; "
+            f"raise --accumulate or lower --batch or --size ({one_line(error)})"
         ) from error
 
 
@@ -218,12 +223,15 @@ class Trainer:
         bad = self.world.lowest(none if bad is None else bad)
         if bad != none:
             step = self.epoch * self.steps_per_epoch + bad // self.recipe.accumulate + 1
-            raise NotFinite(
-                f"the loss is not finite at step {step}, epoch {self.epoch + 1}; {self.writer.last_good()}; "
-                "a smaller lr or clip_grad may help"
-            )
+            raise NotFinite(f"the loss is not finite at step {step}, epoch {self.epoch + 1}; {self._start_again()}")
         if not self.world.lowest(int(self.learner.is_finite())):
-            raise NotFinite(f"a weight is not finite after step {self.steps}; {self.writer.last_good()}")
+            raise NotFinite(f"a weight is not finite after step {self.steps}; {self._start_again()}")
+
+    def _start_again(self) -> str:
+        """What may help a run that diverged: not to resume it, its last checkpoint may be on the way there already."""
+        recipe, lower = self.run / run_folder.RECIPE, peak_rate(self.recipe) / 10
+        last = self.writer.last_good("finite")
+        return f"{last}; start again with a lower lr, or clip_grad: aaconv train --from {recipe} --lr {lower:g}"
 
     def finish_epoch(self) -> None:
         """Evaluate, write down what came out, save, and go to the next epoch."""
@@ -271,7 +279,7 @@ class Trainer:
             return found
         line = f"the {bad} of the evaluation is not finite after step {self.steps}, epoch {self.epoch + 1}"
         if last:
-            raise NotFinite(f"{line}; {self.writer.last_good()}; a smaller lr or clip_grad may help")
+            raise NotFinite(f"{line}; {self._start_again()}")
         self.display.say(f"{line}: it is left out")
         return {}
 
@@ -320,14 +328,8 @@ class Trainer:
     def _load(self, found: Checkpoint) -> None:
         state = found.state
         check_fields(state, STATE_FIELDS, found.path / checkpoint.STATE, needed=True)
-        steps = state["epoch"] * self.steps_per_epoch + state["step"]
-        saved = int(found.path.name.rpartition("-")[2])
         try:
-            if steps != saved or state["step"] > self.steps_per_epoch:
-                raise ValueError(
-                    f"it is of step {saved}, which is not {state['epoch']} epochs of {self.steps_per_epoch} steps and "
-                    f"{state['step']} more: batch, accumulate or the number of images is another now"
-                )
+            _check_position(found, self.steps_per_epoch)
             self.learner.load(found.tensors, state)
             self.sums.load(state["sums"], self.world)
             self.epoch, self.step, self.seconds = state["epoch"], state["step"], float(state["seconds"])
@@ -355,6 +357,16 @@ class Trainer:
     def _stop_clock(self) -> float:
         self.seconds, self._begun = self._elapsed(), None
         return max(self.seconds, 1e-9)
+
+
+def _check_position(found: Checkpoint, steps_per_epoch: int) -> None:
+    """A ValueError where an epoch had another number of steps when the checkpoint was saved."""
+    saved, epoch, step = int(found.path.name.rpartition("-")[2]), found.state["epoch"], found.state["step"]
+    if saved != epoch * steps_per_epoch + step or step > steps_per_epoch:
+        raise ValueError(
+            f"it is of step {saved}, which is not {plural(epoch, 'epoch')} of {plural(steps_per_epoch, 'step')} and "
+            f"{step} more: batch, accumulate or the number of images is another now"
+        )
 
 
 class _Interrupted(Exception):

@@ -3,6 +3,8 @@
 import pickle
 import re
 
+import torch
+
 _CODES = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -18,3 +20,8 @@ def one_line(error: BaseException) -> str:
     if not line or isinstance(error, LookupError):  # a KeyError says nothing but the key
         return f"{type(error).__name__} {line}".strip()
     return line
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Is it Python's, or torch's on a GPU or a CPU?"""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)
