@@ -188,5 +188,5 @@ def measured(loaded: TrainedModel, weights: str | None) -> TrainedModel:
         metrics = loaded.metrics
     elif weights == "best" and loaded.metrics.get("best"):
         epoch = loaded.metrics["best"]["epoch"]
-        metrics = loaded.metrics | next((row for row in read_metrics(run) if row["epoch"] == epoch), {})
+        metrics = loaded.metrics | next((row for row in read_metrics(run) if row.get("epoch") == epoch), {})
     return replace(loaded, metrics=metrics)

@@ -121,7 +121,7 @@ def check_epochs(rows: list[Row], path: Path, summary: dict[str, Any], name: str
     for column, value in rows[-1].items():
         nan = value != value
         if column in summary and summary[column] != value and not (nan and summary[column] != summary[column]):
-            raise ValueError(f"{path} ends with {column} {value}, but {name} has {summary[column]}")
+            raise ValueError(f"{path} ends with {column} {value}, but {name} has {str(summary[column])[:60]}")
 
 
 @contextmanager
@@ -142,6 +142,8 @@ def read_speed(run: str | Path) -> list[Row]:
 
 def write_rows(path: Path, rows: list[Row], columns: list[str]) -> None:
     """A CSV file, whole; numbers are written so that reading gives the same again."""
+    if odd := {name for row in rows for name in row} - set(columns):
+        raise ValueError(f"{path} has no column {min(odd)[:40]!r}, which a row has")
     with replacing(path) as draft, draft.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
         writer.writeheader()
@@ -190,7 +192,7 @@ def summary_of(
         "seed": recipe.seed,
         "epochs": recipe.epochs,
         "steps": last["step"],
-        **{name: last[name] for name in metrics},
+        **{name: last.get(name) for name in metrics},
         "train_loss": last["train_loss"],
         "parameters": parameters,
         "seconds_per_epoch": seconds[len(seconds) // 2],
@@ -226,7 +228,7 @@ def read_rows(path: Path) -> list[Row]:
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, csv.Error) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+        raise ValueError(f"{path} is damaged: {str(error)[:200]}") from None
     return rows
 
 

@@ -34,12 +34,16 @@ def _is_best(value: Any) -> bool:
     return value is None or (_is_mapping(value) and _is_count(value.get("epoch")) and is_number(value.get("value")))
 
 
-def _is_row(value: Any) -> bool:
-    return _is_mapping(value) and _is_count(value.get("epoch")) and all(map(_is_measured, value.values()))
+def _are_rows(*needed: str) -> Fits:
+    """Is it a list of rows, numbers by name, that all have an epoch and what is needed?"""
 
+    def fits(value: Any) -> bool:
+        if not isinstance(value, list) or not all(map(_is_mapping, value)):
+            return False
+        whole = all(_is_count(row.get("epoch")) and all(map(_is_measured, row.values())) for row in value)
+        return whole and all(is_number(row.get(name)) for row in value for name in needed)
 
-def _is_rows(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_row, value))
+    return fits
 
 
 SUMMARY_FIELDS: dict[str, Fits] = {
@@ -53,7 +57,8 @@ SUMMARY_FIELDS: dict[str, Fits] = {
 
 STATE_FIELDS: dict[str, Fits] = {
     **dict.fromkeys(("epoch", "step"), _is_count),
-    **dict.fromkeys(("rows", "speed"), _is_rows),
+    "rows": _are_rows("step", "train_loss"),
+    "speed": _are_rows("seconds", "peak_memory_bytes"),
     "seconds": is_number,
     "best": _is_best,
     "sums": lambda value: isinstance(value, list) and bool(value) and all(map(_is_mapping, value)),

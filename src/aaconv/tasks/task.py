@@ -68,7 +68,8 @@ class Task(ABC):
         except (MemoryError, ConnectionError):
             raise
         except Exception as error:  # each network has errors of its own
-            raise ValueError(f"{model.name} cannot be built with {model.options}: {one_line(error)}") from None
+            options = str(model.options)[:200]
+            raise ValueError(f"{model.name[:80]} cannot be built with {options}: {one_line(error)}") from None
 
     @abstractmethod
     def loaders(self, batch: int, world: World) -> tuple[Loader, Loader]:

@@ -132,9 +132,9 @@ def _checked_groups(own: list[dict[str, Any]], saved: Any) -> list[dict[str, Any
 
 
 def _same_kind(ours: Any, theirs: Any) -> bool:
-    """Are both numbers, or both truths, texts, lists? JSON makes lists of tuples; what is None may become either."""
-    if ours is None or theirs is None or isinstance(ours, bool) or isinstance(theirs, bool):
-        return ours is None or theirs is None or isinstance(ours, bool) == isinstance(theirs, bool)
+    """Are both numbers, or both truths, texts, lists? JSON makes lists of tuples; on another device a truth is None."""
+    if ours is None or isinstance(ours, bool):
+        return theirs is None or isinstance(theirs, bool) or (ours is None and is_number(theirs))
     if isinstance(ours, int | float):
         return is_number(theirs)
     if isinstance(ours, list | tuple):

@@ -65,5 +65,7 @@ class RunningSums:
         parts = states[0]["parts"]
         if sums.shape != (len(states), len(self._sums)) or not is_whole(parts) or parts < 0:
             raise ValueError(f"its sums are not those of {len(self.names)} metrics")
+        if not sums.isfinite().all():
+            raise ValueError("its sums are not finite")
         self.parts = parts
         self._sums.copy_(sums[world.rank] if len(states) == world.size else sums.mean(0))

@@ -5,6 +5,7 @@ import re
 
 import torch
 
+LONGEST = 300
 _CODES = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -18,8 +19,8 @@ def one_line(error: BaseException) -> str:
         )
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     if not line or isinstance(error, LookupError):  # a KeyError says nothing but the key
-        return f"{type(error).__name__} {line}".strip()
-    return line
+        return f"{type(error).__name__} {line}".strip()[:LONGEST]
+    return line[:LONGEST]
 
 
 def is_out_of_memory(error: BaseException) -> bool:
