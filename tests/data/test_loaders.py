@@ -23,7 +23,7 @@ from aaconv.data import (
     open_dataset,
 )
 from aaconv.data.transforms import fill_colour
-from aaconv.data.workers import naming_killed_workers
+from aaconv.data.workers import naming_killed_workers, received
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU"))]
 KINDS = ["device", "worker"]
@@ -335,7 +335,7 @@ def test_an_error_of_a_worker_is_the_same_line_as_without_workers(tmp_path, work
 KILLING = """
 import multiprocessing, os, signal, sys
 from aaconv.data import make_loader, open_dataset
-from aaconv.data.workers import naming_killed_workers
+from aaconv.data.workers import naming_killed_workers, received
 
 loader = make_loader(open_dataset(sys.argv[1]), 2, train=False, size=16, workers=1)
 try:
@@ -360,3 +360,14 @@ def test_a_killed_worker_is_one_line_with_the_way_out(tmp_path):
 def test_other_errors_of_torch_are_not_taken_for_a_killed_worker():
     with pytest.raises(RuntimeError, match=r"^shapes$"), naming_killed_workers(lambda: "do this"):
         raise RuntimeError("shapes")
+
+
+def test_a_connection_that_ends_is_that_of_a_killed_worker():
+    def parts():
+        yield 1
+        raise EOFError
+
+    found = []
+    with pytest.raises(ChildProcessError, match="do this"), naming_killed_workers(lambda: "do this"):
+        found.extend(received(parts()))
+    assert list(received([1, 2])) == [1, 2]

@@ -22,7 +22,7 @@ from .detection_transforms import (
     move_images,
 )
 from .images import MAX_UNREADABLE, Skipped
-from .workers import SampleLoader, Samples, skip
+from .workers import SampleLoader, Samples, received, skip
 
 
 class Targets(NamedTuple):
@@ -133,7 +133,7 @@ def _decode(dataset: DetectionDataset, size: int, workers: int, skipped: Skipped
     keys = [[(index, 0, index) for index in part.tolist()] for part in torch.arange(len(dataset)).split(16)]
     canvases = torch.empty(len(dataset), 3, size, size, dtype=torch.uint8)
     rest, done = [], 0
-    for tensors, failed in samples.loader(keys, min(workers, len(keys) - 1)):
+    for tensors, failed in received(samples.loader(keys, min(workers, len(keys) - 1))):
         skip(failed, skipped)
         if tensors is not None:
             images, *others = tensors

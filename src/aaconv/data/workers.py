@@ -1,5 +1,6 @@
 """Samples made one by one in other processes, a few batches ahead: the loop that both tasks share."""
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,8 @@ Key = tuple[int, int, int]
 Part = tuple[tuple[Tensor, ...] | None, list[Exception]]
 """The collated tensors of a batch, None without any, and what could not be made."""
 Sample = TypeVar("Sample")
+KILLED = "DataLoader worker (pid"
+"""How torch's error begins where a worker has died; other errors of a worker begin otherwise."""
 
 
 class Samples(ABC, Generic[Sample]):
@@ -67,6 +70,20 @@ class Samples(ABC, Generic[Sample]):
             # Its own generator: the one of the training loop must not depend on how often a loader was started.
             generator=torch.Generator().manual_seed(self.seed),
         )
+
+
+def received(loader: Iterable[Part]) -> Iterator[Part]:
+    """What workers send. One that is killed while it sends closes its connection, before torch sees that it is gone."""
+    parts = iter(loader)
+    while True:
+        try:
+            part = next(parts)
+        except StopIteration:
+            return
+        except (EOFError, ConnectionError) as error:
+            time.sleep(1)  # torch's handler of the child's end raises in it, and not where nobody expects it
+            raise RuntimeError(f"{KILLED} unknown) has closed its connection") from error
+        yield part
 
 
 def skip(failed: list[Exception], skipped: Skipped) -> None:
@@ -121,7 +138,7 @@ class SampleLoader(Loader):
         places = range(len(order))
         keys = ([(order[place], epoch, place) for place in places[self._places(step)]] for step in steps)
         self._keys.of_epoch = keys
-        for step, (tensors, failed) in zip(steps, self._loader, strict=True):
+        for step, (tensors, failed) in zip(steps, received(self._loader), strict=True):
             skip(failed, self.skipped)
             if tensors is None:
                 if self.train:
@@ -143,7 +160,7 @@ def naming_killed_workers(way_out: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if "DataLoader worker (pid" not in str(error):
+        if KILLED not in str(error):
             raise
         reason = " ".join(str(error).split()).partition(". ")[0].rstrip(".")
         raise ChildProcessError(
