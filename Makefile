@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo quick test lint costs bench clean
+.PHONY: setup demo quick test lint costs bench dist clean
 
 setup: $(READY)
 
@@ -52,5 +52,11 @@ $(FAMILIES)/.ready: $(READY)
 test-families: $(FAMILIES)/.ready
 	OMP_NUM_THREADS=1 $(FAMILIES)/bin/python -m pytest tests/families
 
+# The wheel and the source distribution, checked as a package index checks them.
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) build dist

@@ -111,7 +111,8 @@ def decode_stored(file: BinaryIO) -> Tensor:
 
 def open_regular(path: str | Path) -> BinaryIO:
     """A regular file, opened to be read; anything else is refused without waiting for it."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would wait for a writer
+    # A FIFO would wait for a writer; Windows has none, but would change the ends of lines.
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise _Refused("a folder, not an image" if Path(path).is_dir() else "not a regular file")

@@ -6,11 +6,12 @@
     F_in   in_channels        F_out  out_channels      r^H r^W  rel_h, rel_w      upsilon  value_ratio = d_v / F_out
 """
 
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from typing_extensions import Self
 
 from ..attention import attend_2d, attention_maps, known_backend
 from .channels import attention_channels, check_groups, in_each_dimension, resolve_channels

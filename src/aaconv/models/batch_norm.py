@@ -1,9 +1,10 @@
 """A batch norm without a learned scale."""
 
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any
 
 from torch import Tensor, nn
+from typing_extensions import Self
 
 from ..layers.tracing import leaf
 
