@@ -10,6 +10,7 @@ from fnmatch import fnmatch
 from importlib.metadata import version
 
 import pytest
+import yaml
 
 from aaconv.cli.doctor_report import OPTIONAL
 from aaconv.version import __version__
@@ -20,7 +21,7 @@ from support.source_tree import PACKAGE, imported_modules, modules, package_of
 IMPORTED_AS = {"PIL": "pillow", "yaml": "pyyaml"}
 FOUND_AT_RUN_TIME = {"triton"}
 """Torch brings it where it works; without it another backend is taken."""
-FOLDERS = ("src", "tests", "examples", "docs")
+FOLDERS = ("src", "tests", "examples", "docs", ".github")
 BUILD = """
 import sys
 from setuptools import build_meta
@@ -68,6 +69,25 @@ def test_every_extra_that_somebody_is_told_to_install_exists():
     assert {extra for _, extra in named} <= extras().keys()
     assert named
     assert {name: tuple(parts) for name, parts in extras().items() if name not in ("dev", "docs")} == OPTIONAL
+
+
+def test_the_workflow_runs_every_python_that_is_declared_with_the_lowest_versions_allowed():
+    workflow = yaml.safe_load((REPOSITORY / ".github/workflows/checks.yml").read_text(encoding="utf-8"))
+    matrix = workflow["jobs"]["test"]["strategy"]["matrix"]
+    pythons = {*matrix["python"], *(more["python"] for more in matrix["include"])}
+    declared = " ".join(read_project()["project"]["classifiers"])
+    assert pythons == set(re.findall(r"Python :: (3\.\d+)", declared))
+    pinned = re.findall(r"^(\w+)==([\d.]*\d)", (REPOSITORY / ".github/lowest.txt").read_text(), re.MULTILINE)
+    allowed = read_project()["project"]["dependencies"]
+    assert [f"{name}>={lowest}" for name, lowest in pinned] == [one for one in allowed if ">=" in one]
+
+
+@pytest.mark.parametrize("name", ["bug", "idea", "result"])
+def test_the_forms_of_issues_ask_for_something(name):
+    form = yaml.safe_load((REPOSITORY / f".github/ISSUE_TEMPLATE/{name}.yml").read_text(encoding="utf-8"))
+    assert form.keys() >= {"name", "description", "body"}
+    assert any(part.get("validations", {}).get("required") for part in form["body"])
+    assert all(part["attributes"]["label"] for part in form["body"])
 
 
 @pytest.fixture(scope="module")
