@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 from ..recipes.overrides import field_texts
 from ..recipes.recipe import Recipe
 from ..recipes.yaml_file import describe
-from .parsing import Parser, one_of
+from .parsing import Parser, one_of, parse_value
 
 MODEL_OPTION = "--model."
 FIXED = ("evidence",)
@@ -83,22 +83,6 @@ def given(chosen: argparse.Namespace) -> dict[str, Any]:
         pairs = (text.partition("=") for text in values["model_options"])
         values["model_options"] = {name: parse_value(value) for name, _, value in pairs}
     return values
-
-
-def parse_value(text: str) -> Any:
-    """4, 0.5, 1e-3, true, [14, 14]: as in YAML; anything else is a text."""
-    import yaml
-
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
-    if isinstance(value, str):
-        try:
-            return float(value)  # YAML wants a dot in 1e-3
-        except ValueError:
-            return value
-    return value if isinstance(value, bool | int | float | list | NoneType) else text
 
 
 def _help(field: Any, hint: Any, text: str | None) -> str:

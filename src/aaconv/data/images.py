@@ -169,10 +169,10 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray(values.round().astype(np.uint8))
 
 
-def find_images(places: Iterable[str | Path]) -> list[Path]:
+def find_images(places: str | Path | Iterable[str | Path]) -> list[Path]:
     """The files that are meant: a file itself, all images below a folder, what fits a pattern; each once."""
     found: dict[Path, None] = {}
-    for place in map(str, places):
+    for place in map(str, [places] if isinstance(places, str | Path) else places):
         if Path(place).is_dir():
             below = sorted(walk_images(Path(place)))
             if not below:

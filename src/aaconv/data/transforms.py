@@ -13,6 +13,9 @@ from torchvision.transforms.v2.functional import center_crop
 
 EVAL_CROP = 0.875
 """The part of the shorter side that evaluation looks at, as in Inception and ResNet."""
+INTERPOLATION = "bilinear"
+"""How images are resized; timm assumes bicubic where nothing is said."""
+INTERPOLATIONS = tuple(mode.value for mode in v2.InterpolationMode)
 LONGEST = 16
 """Times the shorter side: what is longer is cut before it is enlarged, or one row of pixels would fill all memory."""
 
@@ -44,9 +47,10 @@ def inception_train(size: int) -> v2.Transform:
     )
 
 
-def eval_transform(size: int, crop: float = EVAL_CROP) -> v2.Transform:
+def eval_transform(size: int, crop: float = EVAL_CROP, interpolation: str = INTERPOLATION) -> v2.Transform:
     """The middle size x size pixels after the shorter side was resized to size / crop."""
-    return v2.Compose([v2.Lambda(cut_ends), v2.Resize(round(size / crop), antialias=True), v2.CenterCrop(size)])
+    resize = v2.Resize(round(size / crop), v2.InterpolationMode(interpolation), antialias=True)
+    return v2.Compose([v2.Lambda(cut_ends), resize, v2.CenterCrop(size)])
 
 
 def cut_ends(image: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -52,7 +52,7 @@ class Check:
 
 
 def export(
-    source: str | Path | TrainedModel,
+    source: str | Path | nn.Module | TrainedModel,
     path: str | Path,
     *,
     size: int | None = None,
@@ -61,10 +61,12 @@ def export(
     fixed: bool = False,
     weights: str | None = None,
     pretrained: bool = False,
+    augment: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = print,
 ) -> list[Check]:
-    """Write a run's network, or a registered one, to a .onnx or .pt2 file that takes normalised images.
+    """Write a run's network, a registered one, or one in hand, to a .onnx or .pt2 file that takes normalised images.
 
+    augment: of a registered one, the keywords of aaconv.augment, which changes it before.
     The batch is free, and height and width are where the network allows it (`fixed`: they are not). A detector gives
     boxes, scores and labels of one image of `size`, or, `raw`, logits and box codes of every anchor of a batch.
     """
@@ -76,7 +78,7 @@ def export(
     elif opset is not None:
         raise ValueError("opset belongs to .onnx files; leave it out for .pt2")
     check_writable(path)
-    loaded = source if isinstance(source, TrainedModel) else load_model(source, weights=weights, pretrained=pretrained)
+    loaded = load_model(source, weights=weights, pretrained=pretrained, augment=augment)
     size = size or loaded.size
     subject = _subject(loaded, size, raw)
     with replacing(path) as draft, _torch_alone(subject.module):

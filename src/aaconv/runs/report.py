@@ -12,6 +12,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
 
+from torch import nn
+
 from ..cost.counting import Cost, count
 from ..utils.files import check_writable, replacing, resolved
 from ..utils.html import base_style, fill, read
@@ -22,6 +24,14 @@ from .metrics import metric_rows
 from .run_folder import ENVIRONMENT, RECIPE, check_run, naming_the_way_out, read_environment, read_epochs, read_speed
 
 DASH = "\N{EN DASH}"
+
+
+@dataclass(frozen=True)
+class Network:
+    """One in hand: of what a report shows it has the cost alone."""
+
+    name: str
+    cost: Cost
 
 
 @dataclass(frozen=True)
@@ -38,16 +48,27 @@ class Run:
     speed: list[dict[str, Any]]
 
 
-def write_report(runs: Sequence[str | Path], path: str | Path, *, explorer: str | Path | None = None) -> Path:
-    """Write a self-contained page about runs, in the look of the explorer; `explorer` is a page to link to."""
+def write_report(
+    runs: str | Path | nn.Module | TrainedModel | Sequence[str | Path | nn.Module | TrainedModel],
+    path: str | Path,
+    *,
+    explorer: str | Path | None = None,
+) -> Path:
+    """Write a self-contained page about runs, in the look of the explorer; `explorer` is a page to link to.
+
+    Of networks in hand among them it shows what they cost.
+    """
     path = Path(path)
     check_writable(path)
     if explorer is not None and not Path(explorer).is_file():
         raise FileNotFoundError(f"there is no page {explorer} to link to; aaconv explore writes one")
-    found = [_read(run, name) for run, name in curves.places(runs).items()]
-    if not found:
+    given = [runs] if isinstance(runs, str | Path | nn.Module | TrainedModel) else runs
+    folders = [run for run in given if isinstance(run, str | Path)]
+    found = [_read(run, name) for run, name in curves.places(folders).items()]
+    networks = [_count(one) for one in given if not isinstance(one, str | Path)]
+    if not found and not networks:
         raise ValueError("name at least one run folder")
-    text = render(found, None if explorer is None else _relative(Path(explorer), path))
+    text = render(found, None if explorer is None else _relative(Path(explorer), path), networks)
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
     return path
@@ -65,30 +86,42 @@ def _read(path: Path, name: str) -> Run:
         return Run(path, name, loaded, cost, known, metrics, read_speed(path))
 
 
+def _count(model: nn.Module | TrainedModel) -> Network:
+    if isinstance(model, TrainedModel):
+        return Network(model.source, count(model.model, (model.size, model.size), name=model.source))
+    cost = count(model)
+    return Network(cost.model, cost)
+
+
 def _relative(page: Path, report: Path) -> str:
     """The way from the report's folder to the page, as a link."""
     return quote(Path(os.path.relpath(resolved(page), resolved(report).parent)).as_posix())
 
 
-def render(runs: Sequence[Run], explorer: str | None = None) -> str:
+def render(runs: Sequence[Run], explorer: str | None = None, networks: Sequence[Network] = ()) -> str:
     """The page's text."""
-    names = " and ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
-    sections = [
-        _section("Results", _table(["", *(run.name for run in runs)], _results(runs))),
-        _section("Curves", _curves(runs)),
-        _section("Cost", _table(["", *(run.name for run in runs)], _cost(runs)) + _branches(runs)),
-        _section("Recipes", _recipes(runs)),
-        _section("Environment", _table(["", *(run.name for run in runs)], _environment(runs), "words")),
-    ]
+    shown = [*runs, *networks]
+    names = " and ".join(one.name for one in shown) if len(shown) < 3 else f"{len(shown)} runs"
+    head = ["", *(run.name for run in runs)]
+    sections = {"Cost": _table(["", *(one.name for one in shown)], _cost(shown)) + _branches(shown)}
+    if runs:
+        sections = {
+            "Results": _table(head, _results(runs)),
+            "Curves": _curves(runs),
+            **sections,
+            "Recipes": _recipes(runs),
+            "Environment": _table(head, _environment(runs), "words"),
+        }
     if explorer:
         link = f'<p><a href="{html.escape(explorer, quote=True)}">What it attends to: the explorer</a></p>'
-        sections.insert(1, _section("Attention", link))
+        first, *others = sections.items()
+        sections = dict([first, ("Attention", link), *others])
     return fill(
         read(__package__, "report.html"),
         title=html.escape(names),
         summary=html.escape("; ".join(dict.fromkeys(run.loaded.recipe.summary for run in runs))),
         style=base_style() + read(__package__, "report.css"),
-        sections="\n".join(sections),
+        sections="\n".join(_section(title, body) for title, body in sections.items()),
     )
 
 
@@ -131,7 +164,7 @@ def _metrics(run: Run) -> list[tuple[str, float | None, float | None]]:
     return metric_rows(TrainedModel(**{**vars(run.loaded), "metrics": last}))
 
 
-def _cost(runs: Sequence[Run]) -> list[list[str]]:
+def _cost(runs: Sequence[Run | Network]) -> list[list[str]]:
     return [
         ["parameters", *(f"{run.cost.params:,}" for run in runs)],
         ["GFLOPs, as the paper counts", *(f"{run.cost.gflops:.4g}" for run in runs)],
@@ -144,7 +177,7 @@ def _cost(runs: Sequence[Run]) -> list[list[str]]:
     ]
 
 
-def _branches(runs: Sequence[Run]) -> str:
+def _branches(runs: Sequence[Run | Network]) -> str:
     """The attention of each network, layer by layer."""
     tables = []
     for run in runs:
