@@ -40,12 +40,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Tensor, scale
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    into = _empty_forward(q, v)
+    out, lse = _empty_forward(q, v)
+    height, width = rows.shape[3], columns.shape[3]
     with device_of(q):
-        q, k, v = map(_depth_last, (q, k, v))
-        height, width = rows.shape[3], columns.shape[3]
-        decomposed.forward(q, k, v, *_biases(q, rows, columns), height, width, scale, into)
-    return into
+        parts = [_aligned(part) for part in (q, k, v)]
+        into = out if decomposed.is_aligned(out) else decomposed.pad_depth(out)
+        decomposed.forward(*parts, *_biases(q, rows, columns), height, width, scale, (into, lse))
+        if into is not out:
+            out.copy_(into[..., : out.shape[3]])
+    return out, lse
 
 
 def _backward(
@@ -59,15 +62,15 @@ def _backward(
     lse: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    grads = tuple(map(_empty_contiguous, (q, k, v)))
+    height, width = rows.shape[3], columns.shape[3]
     with device_of(q):
-        q, k, v, grad_out = map(_depth_last, (q, k, v, grad_out))
-        by_row, by_column = _biases(q, rows, columns)
-        height, width = rows.shape[3], columns.shape[3]
+        parts = [_aligned(part) for part in (grad_out, q, k, v)]
+        grads = tuple(map(_empty_contiguous, parts[1:]))
         grad_rows, grad_columns = decomposed.backward(
-            grad_out, q, k, v, by_row, by_column, out, lse, height, width, scale, grads
+            *parts, *_biases(q, rows, columns), _aligned(out), lse, height, width, scale, grads
         )
-    return *grads, grad_rows.view(rows.shape).to(rows.dtype), grad_columns.view(columns.shape).to(columns.dtype)
+    cut = (grad[..., : part.shape[3]].contiguous() for grad, part in zip(grads, (q, k, v), strict=True))
+    return *cut, grad_rows.view(rows.shape).to(rows.dtype), grad_columns.view(columns.shape).to(columns.dtype)
 
 
 def _biases(q: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,8 +79,8 @@ def _biases(q: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     return by_row, by_column
 
 
-def _depth_last(part: Tensor) -> Tensor:
-    return part if part.stride(3) == 1 else part.contiguous()
+def _aligned(part: Tensor) -> Tensor:
+    return part if decomposed.is_aligned(part) else decomposed.pad_depth(part)
 
 
 def _empty_contiguous(like: Tensor) -> Tensor:
