@@ -8,6 +8,7 @@ import torch
 from rich.table import Table
 
 from ..attention import BACKENDS, choose_backend
+from ..attention.measured import TABLE
 from ..cost.known import cost_of, known_models
 from ..utils.environment import cpu_name
 from ..utils.terminal import fitting_console, new_table
@@ -42,6 +43,7 @@ def print_report() -> None:
         reasons.update({f"{name} is passed over: {reason}": None for reason in answers if reason})
     output.print(backends)
     output.print("The first that can run is taken; AACONV_BACKEND or set_default_backend overrides it.\n")
+    output.print(_measured_table(), "Of deeper heads sdpa is faster, and taken first.\n", sep="\n")
 
     rows = []
     for name in (name for name in known_models() if name.startswith("aa_")):
@@ -54,6 +56,13 @@ def print_report() -> None:
     output.print(_models_table(rows))
     for reason in reasons:
         output.print(reason, markup=False)
+
+
+def _measured_table() -> Table:
+    table = new_table("on a GPU, as measured on an H200", "triton is faster up to heads of", fold=True)
+    for row in TABLE:
+        table.add_row(str(row), f"{row.triton_up_to} channels")
+    return table
 
 
 def _models_table(rows: Iterable[tuple[str, list[Attention], list[str]]]) -> Table:
