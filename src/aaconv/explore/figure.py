@@ -51,8 +51,7 @@ def write_figure(
     if len(images) != 1:
         raise ValueError(f"a figure shows one image, got {len(images)}; a page takes several")
     check_writable(path)
-    options = {"layers": layers, "size": size, "weights": weights, "pretrained": pretrained, "augment": augment}
-    looked_at = study(source, images, **options)
+    looked_at = study(source, images, layers=layers, size=size, weights=weights, pretrained=pretrained, augment=augment)
     positions = _positions(at, looked_at.size)
     sharpest = max(looked_at.layers, key=lambda layer: looked_at.pictures[0].attention[layer.name].peak)
     figures.write(lambda: draw(looked_at, sharpest, positions), path, STYLE, dpi=200)

@@ -68,9 +68,10 @@ def _predict(loaded: TrainedModel, files: list[Path], top: int, batch: int) -> I
     for part in (files[first : first + batch] for first in range(0, len(files), batch)):
         read = [_read(path, transform) for path in part]
         good = [image for image in read if isinstance(image, Tensor)]
-        found = iter(())
+        found: Iterator[Tensor] = iter(())
         if good:
-            with torch.no_grad(), autocast_like(loaded.recipe and loaded.recipe.precision, device):
+            precision = None if loaded.recipe is None else loaded.recipe.precision
+            with torch.no_grad(), autocast_like(precision, device):
                 probabilities = loaded.model(normalize(torch.stack(good).to(device))).float().softmax(1).cpu()
             found = iter(probabilities)
         for path, image in zip(part, read, strict=True):
@@ -93,8 +94,10 @@ def write_predictions(found: Iterable[Prediction], path: str | Path) -> Path:
         rows = csv.writer(file)
         rows.writerow(COLUMNS)
         for one in found:
-            best = [(rank, name, f"{part:.6g}", "") for rank, (name, part) in enumerate(one.classes.items(), 1)]
-            rows.writerows((one.path, *row) for row in best or [("", "", "", one.error)])
+            if one.error:
+                rows.writerow((one.path, "", "", "", one.error))
+            for rank, (name, probability) in enumerate(one.classes.items(), 1):
+                rows.writerow((one.path, rank, name, f"{probability:.6g}", ""))
     return path
 
 

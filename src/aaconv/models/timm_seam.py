@@ -22,4 +22,5 @@ EntryPoint = TypeVar("EntryPoint", bound=Callable)
 def register_unlisted(entry_point: EntryPoint) -> EntryPoint:
     """timm's register_model for what is not a classifier: timm builds it, but does not list it among those that are."""
     _deprecated_models[entry_point.__name__] = None
-    return register_model(entry_point)
+    register_model(entry_point)
+    return entry_point

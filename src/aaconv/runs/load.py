@@ -95,6 +95,12 @@ class TrainedModel:
             trained=True,
         )
 
+    @property
+    def run_recipe(self) -> Recipe:
+        """The recipe of a run, where it is known to be one."""
+        assert self.recipe is not None
+        return self.recipe
+
 
 def load_model(
     source: str | Path | nn.Module | TrainedModel,
@@ -123,7 +129,7 @@ def load_model(
         return _load_run(Path(source), weights, device)
     if isinstance(source, Path) or "/" in source or source.startswith("."):
         check_run(source, "and models have no slash in their names")
-    return _load_named(source, weights, pretrained, options or {}, num_classes, augment, device)
+    return _load_named(str(source), weights, pretrained, options or {}, num_classes, augment, device)
 
 
 def _load_run(run: Path, weights: str | Path | None, device: torch.device | str) -> TrainedModel:
@@ -176,7 +182,7 @@ def _load_named(
         raise ValueError(f"the weights of {name} are damaged: {error}; reinstall or download them again") from None
     except RuntimeError as error:
         raise ValueError(_why_not_built(name, options, str(error))) from None
-    known = model.pretrained_cfg
+    known: Any = model.pretrained_cfg
     size = options.get("img_size", known["input_size"][-1])
     if augment is not None:
         model = _augmented(model, size, augment)

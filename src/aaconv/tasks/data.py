@@ -1,10 +1,11 @@
 """The images of a recipe: opened, limited, and some held out of training."""
 
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from ..data import ArrayDataset, Dataset, open_dataset
 from ..recipes.recipe import Recipe
@@ -15,7 +16,15 @@ LARGE = 224
 HOLDOUT_SEED = 1
 
 
-Images = TypeVar("Images")
+class Takes(Protocol):
+    """A data set that can give some of its images."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, number: int, seed: int = 0) -> Self: ...
+
+
+Images = TypeVar("Images", bound=Takes)
 
 
 def open_data(recipe: Recipe) -> tuple[Dataset, Dataset]:

@@ -5,8 +5,6 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 DEEPEST = 100
 """Levels of lists and mappings: nobody writes more, and what walks through them calls itself for each."""
 
@@ -33,8 +31,13 @@ def parse_json(data: bytes, name: str | Path) -> Any:
 
 
 def _depth(data: bytes) -> int:
-    """How many brackets are open at most."""
-    brackets = np.frombuffer(data.translate(None, _NO_BRACKETS), np.uint8)
+    """How many brackets are open at most; of a few, how many there are."""
+    few = data.translate(None, _NO_BRACKETS)
+    if len(few) <= DEEPEST:
+        return len(few)
+    import numpy as np  # which most commands do without
+
+    brackets = np.frombuffer(few, np.uint8)
     opens = (brackets == ord("[")) | (brackets == ord("{"))
     return int(np.where(opens, 1, -1).cumsum().max(initial=0))
 
