@@ -5,7 +5,6 @@ LazyModuleMixin.__init__ does is therefore done here, with its private names: to
 the hooks `_initialize_hook` (of `_infer_parameters`) and `_load_hook` (of `_lazy_load_hook`).
 """
 
-import sys
 from functools import cache
 from typing import Any
 
@@ -41,8 +40,8 @@ class LazyTables(LazyModuleMixin):
             self.materialize_tables(self.table_size(input))  # type: ignore[attr-defined]
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        state = self.__getstate__() if sys.version_info >= (3, 11) else self.__dict__
-        return _unpickled, (self.cls_to_become,), state
+        state = getattr(self, "__getstate__", lambda: self.__dict__)  # Python 3.10 gives it to no object
+        return _unpickled, (self.cls_to_become,), state()
 
 
 @cache

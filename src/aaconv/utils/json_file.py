@@ -2,11 +2,15 @@
 
 import json
 import re
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 DEEPEST = 100
 """Levels of lists and mappings: nobody writes more, and what walks through them calls itself for each."""
+
+FEW = 20_000
+"""Brackets that are counted sooner than numpy is imported, which the commands that only print do without."""
 
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
@@ -31,14 +35,14 @@ def parse_json(data: bytes, name: str | Path) -> Any:
 
 
 def _depth(data: bytes) -> int:
-    """How many brackets are open at most; of a few, how many there are."""
-    few = data.translate(None, _NO_BRACKETS)
-    if len(few) <= DEEPEST:
-        return len(few)
-    import numpy as np  # which most commands do without
+    """How many brackets are open at most."""
+    brackets = data.translate(None, _NO_BRACKETS)
+    if len(brackets) <= FEW:
+        return max(accumulate((1 if bracket in b"[{" else -1 for bracket in brackets), initial=0))
+    import numpy as np
 
-    brackets = np.frombuffer(few, np.uint8)
-    opens = (brackets == ord("[")) | (brackets == ord("{"))
+    numbers = np.frombuffer(brackets, np.uint8)
+    opens = (numbers == ord("[")) | (numbers == ord("{"))
     return int(np.where(opens, 1, -1).cumsum().max(initial=0))
 
 
