@@ -1,20 +1,22 @@
 """Networks as files that other programs run: ONNX, or torch.export's own .pt2: `aaconv export`.
 
 The file is run before it takes its name, by onnxruntime or torch, on random images of two sizes and two batch sizes,
-and its outputs are compared with the network's. One that is too far off is not kept.
+and its outputs are compared with the network's. One that is too far off is not kept. It also holds what it takes to use
+it, names of classes among it (`about`): as metadata of ONNX, or as an extra file of .pt2.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import logging
 import math
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,6 +31,7 @@ from ..detection.postprocess import PostprocessSettings, best_of_level
 from ..layers.aaconv import AAConvNd
 from ..runs.load import TrainedModel, load_model
 from ..utils.files import check_writable, replacing
+from .about import EXTRA_FILE, about, as_texts
 
 TOLERANCE = 1e-4
 """The largest difference between an output of the file and of the network, as a part of the largest output."""
@@ -86,9 +89,10 @@ def export(
         if not subject.batched and not any(check.objects for check in checks):
             _check_scores(loaded.model, path.suffix, size, opset or OPSET, say)
         megabytes = draft.stat().st_size / 1e6
+    why = "" if subject.batched else ": images differ in their number of objects, raw takes batches"
     say(
         f"wrote {path}: {megabytes:.1f} MB, {INPUT} [{'batch' if free.batch else 1}, 3, {size}, {size}] -> "
-        f"{', '.join(subject.outputs)}; free: {free}"
+        f"{', '.join(subject.outputs)}; free: {free}{why}"
     )
     return checks
 
@@ -107,7 +111,7 @@ def _write(
         say("translating to ONNX, which takes minutes for a large network")
         run = _write_onnx(program, subject, path, opset)
     else:
-        run = _write_program(program, path)
+        run = _write_program(program, subject, path)
     say("running the file beside the network")
     try:
         return free, _compare(run, subject, size, free, say)
@@ -134,11 +138,12 @@ def _check_scores(model: nn.Module, suffix: str, size: int, opset: int, say: Cal
 
 @dataclass(frozen=True)
 class Subject:
-    """What is exported: a module of one batch of images, and what its outputs are called."""
+    """What is exported: a module of one batch of images, what its outputs are called, and what the file says of it."""
 
     module: nn.Module
     outputs: tuple[str, ...]
     batched: bool = True
+    facts: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, images: Tensor) -> Sequence[Tensor]:
         with torch.no_grad():
@@ -205,10 +210,10 @@ def _subject(loaded: TrainedModel, size: int, raw: bool) -> Subject:
     if raw and not detects:
         raise ValueError(f"{loaded.source} does not detect, its outputs are raw already; leave out raw")
     if not detects:
-        return Subject(loaded.model, ("logits",))
-    if raw:
-        return Subject(loaded.model, ("logits", "box_codes"))
-    return Subject(Detector(loaded.model, size).eval(), ("boxes", "scores", "labels"), batched=False)
+        return Subject(loaded.model, ("logits",), facts=about(loaded, size, ("logits",)))
+    outputs = ("logits", "box_codes") if raw else ("boxes", "scores", "labels")
+    module = loaded.model if raw else Detector(loaded.model, size).eval()
+    return Subject(module, outputs, batched=raw, facts=about(loaded, size, outputs))
 
 
 def _need_packages() -> None:
@@ -272,9 +277,9 @@ def _without_traces(program: ExportedProgram) -> ExportedProgram:
     return program
 
 
-def _write_program(program: ExportedProgram, path: Path) -> Run:
+def _write_program(program: ExportedProgram, subject: Subject, path: Path) -> Run:
     buffer = io.BytesIO()  # on a full disk torch's own writer ends the process
-    torch.export.save(program, buffer)
+    torch.export.save(program, buffer, extra_files={EXTRA_FILE: json.dumps(subject.facts, indent=2)})
     path.write_bytes(buffer.getbuffer())
     module = torch.export.load(path).module()
 
@@ -303,6 +308,8 @@ def _write_onnx(program: ExportedProgram, subject: Subject, path: Path, opset: i
     if version != opset:
         raise ValueError(f"torch writes this network with operators of version {version}, not {opset}; leave out opset")
     _name_sizes(model.graph)
+    for name, text in as_texts(subject.facts).items():
+        model.metadata_props.add(key=name, value=text)
     onnx.save(model, str(path))
     try:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
