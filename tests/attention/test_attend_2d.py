@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import aaconv.attention as attention
 from aaconv.attention import attend_2d, attention_maps, choose_backend, default_backend, sdpa, set_default_backend
@@ -174,6 +175,27 @@ def test_sdpa_stores_nothing_quadratic():
     with torch.autograd.graph.saved_tensors_hooks(count, lambda t: t):
         attend_2d(*inputs, num_heads=4, key_channels=80, backend="sdpa")
     assert 0 < saved < 4 * 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("device", "key_depth", "value_depth", "depth"),
+    [("cpu", 6, 3, 13), ("cpu", 6, 20, 20), ("cuda", 6, 3, 16), ("cuda", 9, 3, 16), ("cuda", 6, 20, 24)],
+)
+def test_the_fused_call_gets_one_depth(device, key_depth, value_depth, depth, monkeypatch):
+    """That of the keys and their 3 + 4 places, or of wider values, and on a GPU the next multiple of 8."""
+    shapes = []
+
+    def record(q, k, v, scale):
+        shapes.extend([q.shape[-1], k.shape[-1], v.shape[-1]])
+        return torch.empty_like(v)
+
+    monkeypatch.setattr(sdpa.F, "scaled_dot_product_attention", record)
+    with FakeTensorMode():
+        qkv = torch.empty(1, 3, 4, 2 * (2 * key_depth + value_depth), device=device)
+        rel_h, rel_w = (torch.empty(length, key_depth, device=device) for length in (5, 7))
+        out = sdpa.attend(qkv, rel_h, rel_w, num_heads=2, key_channels=2 * key_depth)
+    assert shapes == [depth] * 3
+    assert out.shape == (1, 3, 4, 2 * value_depth)
 
 
 @pytest.mark.parametrize(
