@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo quick test lint costs bench clean
+.PHONY: setup demo quick test lint costs bench mutate clean
 
 setup: $(READY)
 
@@ -37,6 +37,11 @@ costs: setup
 
 bench: setup
 	$(BIN)/aaconv bench layer
+
+# Would the tests notice? A sample of small changes of the source, each against the tests of its file: an hour or so.
+MUTATE ?= --sample 300
+mutate: setup
+	OMP_NUM_THREADS=1 $(BIN)/python tools/mutate.py $(MUTATE)
 
 # accelerate against the modules of transformers, in an environment that adds it to the first one; and against those of
 # segment-anything and detectron2, if somebody has installed them there.
