@@ -17,6 +17,7 @@ starts Python and imports torch anew for each of 400 mutants of a file of 80 lin
 
 import argparse
 import ast
+import compileall
 import fnmatch
 import importlib
 import multiprocessing
@@ -34,7 +35,11 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 EQUIVALENT = Path(__file__).with_name("mutate_equivalent.txt")
-PRELOADED = ("torch", "torchvision", "timm", "numpy", "PIL.Image", "safetensors.torch", "yaml", "rich", "matplotlib")
+PRELOADED = (
+    "torch", "torch._dynamo", "torch._inductor", "torch.func", "torch.testing", "torchvision.transforms.v2", "timm",
+    "numpy", "networkx", "PIL.Image", "safetensors.torch", "yaml", "rich", "matplotlib.figure", "hypothesis", "pytest",
+)  # fmt: skip
+"""What tests import besides the package: done once, and forked."""
 LAYER = ("layers/test_aaconv.py", "layers/test_aaconv_in_torch.py", "layers/test_lazy.py")
 ATTEND = ("attention/test_attend_2d.py", "attention/test_attend_decomposed.py", "attention/test_sdpa_derivatives.py")
 LOADERS = ("data/test_loaders.py", "data/test_detection_loader.py")
@@ -175,7 +180,7 @@ def outcome(folder: Path, tests: tuple[str, ...], limit: float, *, quick: bool) 
 def _test(folder: Path, tests: tuple[str, ...], marks: str) -> None:
     os.setsid()
     os.chdir(ROOT)
-    os.environ |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    os.environ |= {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1", "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
     sys.path.insert(0, str(folder))
     sys.dont_write_bytecode = True
     silence = os.open(os.devnull, os.O_WRONLY)
@@ -183,8 +188,7 @@ def _test(folder: Path, tests: tuple[str, ...], marks: str) -> None:
     os.dup2(silence, 2)
     import pytest
 
-    options = ["-x", "-q", "--tb=no", "-p", "no:cacheprovider", "-p", "no:xdist", "-m", marks]
-    options += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # of plugins that are imported already
+    options = ["-x", "-q", "--tb=no", "--assert=plain", "-p", "no:cacheprovider", "-m", marks]
     code = pytest.main([*options, *(f"tests/{test}" for test in tests)])
     ours = Path(sys.modules["aaconv"].__file__) if "aaconv" in sys.modules else folder
     os._exit(code if folder in ours.parents or ours == folder else 99)
@@ -240,13 +244,13 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place) / "src"
         shutil.copytree(ROOT / "src", folder, ignore=shutil.ignore_patterns("__pycache__"))
+        compileall.compile_dir(folder, quiet=1)
         times = base_times(folder, {test for file in counts for test in TESTS[file]}, quick=args.quick)
         for mutant in mutants:
             path, tests = folder / "aaconv" / mutant.file, TESTS[mutant.file]
-            original = path.read_text()
             path.write_text(mutant.source)
             word = outcome(folder, tests, 30 + 4 * sum(times[test] for test in tests), quick=args.quick)
-            path.write_text(original)
+            shutil.copy2(ROOT / "src/aaconv" / mutant.file, path)  # with its time, so that its bytecode fits again
             counts[mutant.file][word] += 1
             survivors += [mutant] if word == "survived" else []
             print(f"{word:9} {mutant.file}:{mutant.line}: {mutant.shown}", flush=True)
