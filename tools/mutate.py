@@ -203,14 +203,14 @@ def known_equivalents() -> set[tuple[str, str]]:
 
 def draw(only: str, sample: int, seed: int) -> list[Mutant]:
     """A part of all mutants of the files that match, in their order; 0: all of them."""
-    equivalent, found = known_equivalents(), []
-    for file in TESTS:
-        if fnmatch.fnmatch(file, only):
-            found += mutants_of(file, (ROOT / "src/aaconv" / file).read_text())
-    found = [mutant for mutant in found if (mutant.file, mutant.shown) not in equivalent]
-    chosen = random.Random(seed).sample(range(len(found)), min(sample or len(found), len(found)))
-    print(f"{len(chosen)} of {len(found)} mutants, seed {seed}; {len(equivalent)} known to be equivalent", flush=True)
-    return [found[place] for place in sorted(chosen)]
+    files = [file for file in TESTS if fnmatch.fnmatch(file, only)]
+    found = [mutant for file in files for mutant in mutants_of(file, (ROOT / "src/aaconv" / file).read_text())]
+    places = sorted(random.Random(seed).sample(range(len(found)), min(sample or len(found), len(found))))
+    equivalent = known_equivalents()
+    chosen = [found[place] for place in places if (found[place].file, found[place].shown) not in equivalent]
+    left_out = len(places) - len(chosen)
+    print(f"{len(chosen)} of {len(found)} mutants, seed {seed}; {left_out} more are known to be equivalent", flush=True)
+    return chosen
 
 
 def base_times(folder: Path, tests: set[str], *, quick: bool) -> dict[str, float]:

@@ -1,3 +1,4 @@
+import importlib.util
 import logging
 
 import pytest
@@ -269,3 +270,25 @@ def test_half_precision_stays_finite_where_products_do_not(tables):
     assert out.abs().max() <= qkv[..., 32:].abs().max()  # an average of the values
     out.sum().backward()
     assert all(part.grad.isfinite().all() for part in (large, *rel) if part is not None)
+
+
+def test_a_kind_of_call_is_checked_once(monkeypatch):
+    checked, check = [], attention._check
+    monkeypatch.setattr(attention, "_checked", {})
+    monkeypatch.setattr(attention, "_check", lambda qkv, *rest: checked.append(tuple(qkv.shape)) or check(qkv, *rest))
+    calls = [(1, 2, 2, 20), (1, 2, 2, 20), (1, 2, 3, 20), (1, 2, 2, 20)]
+    for shape in calls:
+        attend_2d(torch.zeros(shape), None, None, num_heads=2, key_channels=8)
+    assert checked == [(1, 2, 2, 20), (1, 2, 3, 20)]
+    attend_2d(torch.zeros(calls[0], dtype=torch.float64), None, None, num_heads=2, key_channels=8)
+    with default_backend("eager"):
+        attend_2d(torch.zeros(calls[0]), None, None, num_heads=2, key_channels=8)
+    assert checked[2:] == [calls[0]] * 2
+
+
+@pytest.mark.parametrize(("value", "chosen"), [("eager", "eager"), ("", None)])
+def test_the_environment_chooses_the_backend(value, chosen, monkeypatch):
+    monkeypatch.setenv("AACONV_BACKEND", value)
+    again = importlib.util.module_from_spec(attention.__spec__)
+    attention.__spec__.loader.exec_module(again)
+    assert again.chosen_default() == chosen
