@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo quick test lint costs bench clean
+.PHONY: setup demo quick test lint costs bench mutate load clean
 
 setup: $(READY)
 
@@ -38,6 +38,15 @@ costs: setup
 
 bench: setup
 	$(BIN)/aaconv bench layer
+
+# Would the tests notice? A sample of small changes of the source, each against the tests of its file: an hour or so.
+MUTATE ?= --sample 300
+mutate: setup
+	OMP_NUM_THREADS=1 $(BIN)/python tools/mutate.py $(MUTATE)
+
+# How much the package bears: 200,000 images, 2,000 steps, a report of 500 runs, a page of 50 images.
+load: setup
+	OMP_NUM_THREADS=1 $(BIN)/python tools/load.py
 
 # accelerate against the modules of transformers, in an environment that adds it to the first one; and against those of
 # segment-anything and detectron2, if somebody has installed them there.
