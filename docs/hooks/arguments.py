@@ -1,0 +1,38 @@
+"""A griffe extension: arguments in our docstrings, `name: what it means`, become a list."""
+
+import re
+from typing import Any
+
+import griffe
+
+ARGUMENT = re.compile(r"(\w+(?:(?: \||,) \w+)*): (.*)")
+
+
+class ArgumentList(griffe.Extension):
+    """Docstrings are plain text here: without this a paragraph of arguments would run together."""
+
+    def on_function(self, *, func: griffe.Function, **kwargs: Any) -> None:
+        if func.docstring:
+            func.docstring.value = as_list(func.docstring.value, {parameter.name for parameter in func.parameters})
+
+    def on_class(self, *, cls: griffe.Class, **kwargs: Any) -> None:
+        if cls.docstring:
+            cls.docstring.value = as_list(cls.docstring.value, None)
+
+
+def as_list(text: str, known: set[str] | None) -> str:
+    """Lines `name: ...` with names of arguments (None: any that are not capitalised) as items, what follows them
+    indented as a part of the item."""
+    lines, inside = [], False
+    for line in text.splitlines():
+        found = ARGUMENT.fullmatch(line)
+        names = re.split(r" \| |, ", found[1]) if found else []
+        if found and all(name in known if known is not None else name.islower() for name in names):
+            if not inside:
+                lines.append("")
+            lines.append(f"- {', '.join(f'`{name}`' for name in names)}: {found[2]}")
+            inside = True
+        else:
+            inside = inside and line.startswith(" ")
+            lines.append(line)
+    return "\n".join(lines)
