@@ -68,7 +68,7 @@ def test_peak_memory_is_what_was_alive_at_once(mib):
 
 def test_peak_memory_sees_the_maps_of_the_eager_backend():
     shape = attention.Shape.parse("1:16x16:20/3")
-    inputs, grad_out = attention._inputs(shape, CPU, torch.float32)
+    inputs, grad_out = attention._inputs(shape, CPU, torch.float32, positions=True)
     sizes = {"num_heads": 8, "key_channels": 160}
     _, both = attention._phases(eager.attend, inputs, grad_out, sizes)
     assert peak_memory(both, CPU) > 2 * 8 * 256**2 * 4
@@ -189,7 +189,7 @@ def test_attention_goes_on_after_a_variant_that_cannot_run(tmp_path):
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @torch.no_grad()
 def test_flex_variant_is_the_same_equation():
-    inputs, _ = attention._inputs(attention.Shape.parse("2:5x3:20/3"), CPU, torch.float32)
+    inputs, _ = attention._inputs(attention.Shape.parse("2:5x3:20/3"), CPU, torch.float32, positions=True)
     sizes = {"num_heads": 8, "key_channels": 160}
     expected = eager.attend(*inputs, **sizes)
     torch.testing.assert_close(attention.flex_attend(*inputs, **sizes), expected, rtol=1e-4, atol=1e-5)

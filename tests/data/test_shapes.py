@@ -121,3 +121,9 @@ def test_mistakes_are_named(wrong):
     argument = list(wrong)[-1]
     with pytest.raises(ValueError, match=f"{argument} must be at least .*{wrong[argument]}"):
         shapes.draw(**wrong)
+
+
+@pytest.mark.parametrize(("number", "size"), [(20_000, 100_000), (10**12, 32), (10**30, 10**30)])
+def test_what_no_machine_could_hold_is_not_tried(number, size):
+    with pytest.raises(ValueError, match=r"shapes of .* pixels take .* GiB, this machine has .* GiB; draw smaller"):
+        shapes.draw(number, size)

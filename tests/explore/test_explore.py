@@ -365,6 +365,18 @@ def test_a_huge_page_is_not_written(loaded, image, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_huge_page_is_refused_after_the_first_image(loaded, image, tmp_path, monkeypatch):
+    captured = []
+    monkeypatch.setattr("aaconv.explore.study.capture", lambda *arguments: captured.append(1) or capture(*arguments))
+    write_page(loaded, [image], tmp_path / "page.html")
+    one = (tmp_path / "page.html").stat().st_size / 1e6
+    captured.clear()
+    with pytest.raises(ValueError, match=r"the page would have .* MB, the limit is"):
+        write_page(loaded, [image] * 50, tmp_path / "many.html", largest=5 * one)
+    assert len(captured) == 1
+    assert not (tmp_path / "many.html").exists()
+
+
 def test_positions_of_the_command_are_pairs(capsys):
     with pytest.raises(SystemExit):
         cli.main(["explore", MODEL, "cat.png", "--static", "f.png", "--at", "3"])

@@ -37,6 +37,13 @@ def test_named_data_are_taken_whole_and_limits_are_kept(run):
     assert 100 * right / 5000 == pytest.approx(found.metrics["top1"])
 
 
+def test_an_explicit_limit_wins_over_that_of_the_recipe(run):
+    assert evaluate(run, device="cpu").images == 48
+    assert evaluate(run, device="cpu", limit=60).images == 60
+    assert evaluate(run, device="cpu", limit=5).images == 5
+    assert evaluate(run, device="cpu", limit=10**30).images == 5000
+
+
 def test_a_model_by_name_needs_data():
     with pytest.raises(ValueError, match="--data NAME"):
         evaluate("plain_small", device="cpu")
@@ -46,7 +53,8 @@ def test_a_model_by_name_needs_data():
 
 
 def test_the_batch_changes_nothing(run):
-    first, second = (evaluate(run, batch=batch, device="cpu") for batch in (7, 48))
+    first, second, third = (evaluate(run, batch=batch, device="cpu") for batch in (7, 48, 10**30))
+    assert second == third
     assert first.metrics == pytest.approx(second.metrics, rel=1e-5)
     assert first.classes == second.classes
 

@@ -1,6 +1,7 @@
 """Prediction: the network's own answer for a file, whatever its mode and size, and broken files named."""
 
 import json
+import os
 import re
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 import torch
 from PIL import Image
 
+from aaconv.cli import main
 from aaconv.data import open_dataset
 from aaconv.data.images import find_images, read_photograph
 from aaconv.inference.predict import predict, print_predictions
@@ -127,3 +129,11 @@ def test_weights_without_a_finite_output_are_named(as_json, run, photo, tmp_path
 def test_a_model_without_names_of_classes_counts_them(photo):
     (found,) = predict("plain_small", [photo], device="cpu")
     assert set(found.classes) == {"class 0", "class 1"}
+
+
+def test_a_fifo_is_not_waited_for(run, tmp_path, capsys):
+    os.mkfifo(tmp_path / "a.jpg")
+    assert main(["predict", str(run), str(tmp_path / "a.jpg"), "--device", "cpu"]) == 2
+    printed = capsys.readouterr()
+    assert "skipped: not a regular file" in printed.out
+    assert f"1 of 1 image could not be read; the first is {tmp_path}/a.jpg: not a regular file" in printed.err

@@ -13,8 +13,10 @@ from aaconv import recipes
 from aaconv.cli import recipe_options
 from aaconv.recipes import Model, Recipe, overrides
 from aaconv.recipes.catalogue import ours
+from aaconv.recipes.overrides import check_optimizer
 from aaconv.recipes.paper import TABLES
 from aaconv.recipes.yaml_file import from_yaml, to_yaml
+from aaconv.training.launch import choose
 from aaconv.training.optimize import peak_rate
 
 ALL = [recipes.get(name) for name in recipes.names()]
@@ -284,3 +286,21 @@ def test_an_ablation_that_trains_the_same_network_is_told():
         with pytest.warns(UserWarning, match=f"key_ratio={ratio} of 64 channels .*key_channels=160.*6 of 6 layers"):
             recipes.override(recipes.get("cifar100-small-aa"), {"model_options": {"key_ratio": ratio}})
     recipes.override(recipes.get("cifar100-small-aa"), {"model_options": {"key_channels": 8}})
+
+
+@pytest.mark.parametrize("name", ["momentum", "adamw", "lookahead_adam", "AdamW", "rmsproptf"])
+def test_optimizers_that_timm_has_are_taken(name):
+    assert recipes.override(SMALL, {"optimizer": name}).optimizer == name
+
+
+def test_an_unknown_optimizer_is_named_before_anything_is_begun(tmp_path):
+    with pytest.raises(ValueError, match=r"unknown optimizer 'adamx'; did you mean .*adam"):
+        recipes.override(SMALL, {"optimizer": "adamx"})
+    recipes.save(replace(SMALL, optimizer="adamx"), tmp_path / "recipe.yaml")
+    with pytest.raises(ValueError, match="unknown optimizer 'adamx'"):
+        choose(None, str(tmp_path / "recipe.yaml"), {})
+
+
+def test_every_recipe_has_an_optimizer_of_timms():
+    for name in recipes.names():
+        check_optimizer(recipes.get(name))

@@ -305,3 +305,21 @@ def test_what_cannot_be_drawn_is_named(tmp_path, table1):
         curves.draw(table1, tmp_path / "c.png")
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         curves.draw(table1[1:], tmp_path / "none" / "c.png")
+
+
+@pytest.mark.parametrize(("number", "epochs", "insets"), [(4, 40, 0), (5, 10, 0), (5, 40, 1)])
+def test_the_last_quarter_of_many_long_runs_is_drawn_larger(number, epochs, insets, tmp_path):
+    runs = [
+        write_epochs(
+            tmp_path / f"run{index}", "demo-aa", [50 + epoch / 2 + index / 10 for epoch in range(epochs)], seed=0
+        )
+        for index in range(number)
+    ]
+    _, accuracy = drawn(runs).axes
+    assert len(accuracy.child_axes) == insets
+    if insets:
+        (inset,) = accuracy.child_axes
+        assert inset.get_xlim() == (30, 40)
+        low, high = inset.get_ylim()
+        assert 64 < low < 64.5 < 69.9 < high < 70.5
+        assert [line.get_color() for line in inset.lines] == [course.colour for course in curves._read(runs)]

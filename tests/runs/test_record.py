@@ -3,7 +3,10 @@
 import json
 import re
 import shutil
+import threading
+import time
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +14,7 @@ from aaconv import recipes
 from aaconv.paper.cells import cells
 from aaconv.recipes import Model
 from aaconv.recipes.diff import overrides_of
-from aaconv.runs import curves, results
+from aaconv.runs import curves, record, results
 from aaconv.runs.record import record_result
 from aaconv.runs.run_folder import read_epochs, write_rows
 from aaconv.training.trainer import resume, train
@@ -262,3 +265,31 @@ def test_a_damaged_record_is_named(changes, told, tmp_path):
     for read in (lambda: cells([1], tmp_path / "kept"), lambda: curves._read([path])):
         with pytest.raises(ValueError, match=rf"^{path} is not what `aaconv record` keeps: {told}.*; move it away"):
             read()
+
+
+def test_of_two_runs_recorded_at_once_under_one_name_none_is_lost(tmp_path, monkeypatch):
+    """One is kept whole, its metrics beside it; the other is told that the name is taken."""
+    runs = [finished_run(tmp_path / f"run{number}", tiny(), 60.0 + number) for number in range(4)]
+    write, ready, outcomes = record.write_rows, threading.Barrier(len(runs)), []
+
+    def write_slowly(*arguments):
+        time.sleep(0.02)
+        write(*arguments)
+
+    def keep(run):
+        ready.wait()
+        try:
+            outcomes.append(record_result(run, tmp_path / "kept"))
+        except ValueError as error:
+            outcomes.append(str(error))
+
+    monkeypatch.setattr(record, "write_rows", write_slowly)
+    threads = [threading.Thread(target=keep, args=(run,)) for run in runs]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    (path,) = [one for one in outcomes if isinstance(one, Path)]
+    assert sum("is there already, of another run" in str(one) for one in outcomes) == len(runs) - 1
+    assert json.loads(path.read_text())["top1"] == float(read_csv(path).split(",")[-1])
+    assert sorted(file.suffix for file in path.parent.iterdir()) == [".csv", ".json"]

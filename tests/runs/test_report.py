@@ -4,12 +4,14 @@ import base64
 import re
 import shutil
 from dataclasses import replace
+from urllib.parse import unquote, urlsplit
 
 import pytest
 
 from aaconv import cli, recipes
 from aaconv.cost.counting import count
 from aaconv.recipes.recipe import Evidence
+from aaconv.runs import report
 from aaconv.runs.load import load_model
 from aaconv.runs.report import write_report
 from aaconv.runs.run_folder import RECIPE, SUMMARY
@@ -131,3 +133,16 @@ def test_what_is_wrong_is_one_line(arguments, hint, runs, tmp_path, monkeypatch,
     assert error.count("\n") == 1
     assert hint in error
     assert not (tmp_path / "report.html").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["javascript:window.pwned=1", "a#b?c%41.html", "two words.html", "../up.html", "x.html"]
+)
+def test_a_page_is_linked_to_by_its_path_whatever_it_is_called(name, tmp_path):
+    (tmp_path / "reports").mkdir()
+    page = tmp_path / "reports" / name
+    page.touch()
+    href = report._relative(page, tmp_path / "reports" / "report.html")
+    assert urlsplit(href).scheme == ""
+    assert urlsplit(href).query == urlsplit(href).fragment == ""
+    assert (tmp_path / "reports" / unquote(href)).resolve() == page.resolve()

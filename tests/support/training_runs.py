@@ -3,6 +3,7 @@
 import hashlib
 import multiprocessing
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -13,7 +14,9 @@ from pathlib import Path
 
 import torch
 
+from aaconv import recipes
 from aaconv.recipes import Model, Recipe
+from aaconv.training import checkpoint
 
 TINY = Recipe(
     name="tiny",
@@ -40,6 +43,36 @@ def outcome(run):
     """What has to be the same, byte for byte, however often a run was interrupted: weights and metrics."""
     names = ["metrics.csv", *sorted(path.name for path in Path(run).glob("model*.safetensors"))]
     return {name: hashlib.sha256((Path(run) / name).read_bytes()).hexdigest() for name in names}
+
+
+TEN_STEPS = tiny(epochs=2, checkpoint_every=2, ema=0.8)
+"""Ten steps; checkpoints after 2, 4, 6, 8 and 10 of them, the last three of which are kept."""
+
+
+def checkpoints(run):
+    return [path.name for path in checkpoint.paths(Path(run) / "checkpoints")]
+
+
+def end_like(whole, run):
+    """Resume to the end, and compare."""
+    from aaconv.training.trainer import resume
+
+    resume(run, device="cpu")
+    assert outcome(run) == outcome(whole)
+    assert checkpoints(run) == checkpoints(whole)
+
+
+def cut(whole, run, *, newest):
+    """A copy of the finished run as it was when its newest checkpoint was that of a given step."""
+    shutil.copytree(whole, run)
+    (run / "summary.json").unlink()
+    for path in checkpoint.paths(run / "checkpoints"):
+        if int(path.name[5:]) > newest:
+            shutil.rmtree(path)
+
+
+def edit_recipe(run, **changes):
+    recipes.save(replace(recipes.load(run / "recipe.yaml"), **changes), run / "recipe.yaml")
 
 
 # A server that has torch imported forks the processes: each starts in a moment, and has computed nothing before.

@@ -415,7 +415,9 @@ def test_the_command_names_bad_images_and_does_the_others(run, coco_folder, tmp_
     out = tmp_path / "found"
     good = str(coco_folder / "val" / "000103.png")
     assert cli.main(["detect", str(run), str(broken), good, "-o", str(out), "--device", "cpu"]) == 2
-    assert f"1 of 2 images could not be read; the first is {broken}" in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert printed.out == f"found 0 objects in 1 image; see {out}, {out}/detections.json\n"
+    assert f"1 of 2 images could not be read; the first is {broken}" in printed.err
     assert (out / "000103.png").exists()
     assert json.loads((out / "detections.json").read_text()) == []
 

@@ -79,7 +79,7 @@ def test_a_loss_that_is_not_finite_in_one_process_stops_both(tmp_path):
     pair = Pair(tmp_path, RECIPE, tmp_path / "run", targets=(train_child, train_with_bad_loss))
     codes, text = pair.wait()
     assert codes == [2, 2], text
-    assert "the loss is not finite at step 7, epoch 2; the last good checkpoint is" in text
+    assert "the loss is not finite at step 7, epoch 2; the last finite checkpoint is" in text
     assert [path.name for path in checkpoint.paths(tmp_path / "run/checkpoints")] == ["step-00000005"]
 
 

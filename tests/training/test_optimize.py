@@ -1,5 +1,6 @@
 """The learning rate at exact steps, and the optimiser as the paper wants it."""
 
+import json
 import math
 
 import pytest
@@ -7,6 +8,7 @@ import torch
 from torch import nn
 
 from aaconv import AAConv2d
+from aaconv.models import create_model
 from aaconv.training.optimize import (
     load_optimizer,
     make_optimizer,
@@ -161,3 +163,59 @@ def test_the_state_goes_there_and_back(name):
     assert all(torch.equal(one, two) for one, two in zip(model.parameters(), again.parameters(), strict=True))
     layouts = [value.stride() for value in other.state[again.weight].values() if value.ndim == 4]
     assert layouts == [again.weight.stride()] * len(layouts)
+
+
+def saved_after_a_step(optimizer, model):
+    model(torch.randn(2, 3, 32, 32)).sum().backward()
+    optimizer.step()
+    tensors, rest = optimizer_tensors(optimizer)
+    return tensors, json.loads(json.dumps(rest))
+
+
+@pytest.mark.parametrize("name", ["momentum", "sgd", "adamw", "rmsproptf", "lamb", "adafactor", "lion", "nadamw"])
+def test_every_optimizer_is_taken_back(name):
+    model = create_model("plain_small", num_classes=2)
+    recipe = tiny(optimizer=name, lr=1e-3)
+    tensors, rest = saved_after_a_step(make_optimizer(recipe, model), model)
+    other = make_optimizer(recipe, model)
+    load_optimizer(other, tensors, rest)
+    again, numbers = optimizer_tensors(other)
+    assert again.keys() == tensors.keys()
+    assert all(torch.equal(again[key], tensors[key]) for key in tensors)
+    assert json.loads(json.dumps(numbers)) == rest
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (lambda tensors, rest: rest.update(groups="x"), "has not 1 groups of parameters"),
+        (lambda tensors, rest: rest["groups"].append({}), "has not 1 groups of parameters"),
+        (lambda tensors, rest: rest["groups"][0].update(params=[0]), "other groups of parameters"),
+        (lambda tensors, rest: rest["groups"][0].update(params="x"), "other groups of parameters"),
+        (lambda tensors, rest: rest["groups"][0].update(momentum="x"), "the 'momentum' of its optimizer is 'x'"),
+        (lambda tensors, rest: rest["groups"][0].update(weight_decay=[1]), "the 'weight_decay' of its optimizer is"),
+        (lambda tensors, rest: rest["groups"][0].update(nesterov=0.3), "the 'nesterov' of its optimizer is"),
+        (lambda tensors, rest: rest["groups"][0].update(betas=[0.9, 0.99]), "has 'betas', that of the recipe has not"),
+        (lambda tensors, rest: rest["numbers"].update({"0.step": "x"}), "the 'step' of its optimizer does not fit"),
+        (lambda tensors, rest: rest["numbers"].update({"x.step": 1}), "invalid literal"),
+        (lambda tensors, rest: rest["numbers"].update({"9999.step": 1}), "index out of range"),
+        (lambda tensors, rest: tensors.update({"0.momentum_buffer": torch.ones(1)}), "the 'momentum_buffer' of its"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_named(change, told):
+    model = create_model("plain_small", num_classes=2)
+    recipe = tiny(optimizer="momentum", lr=1e-3)
+    tensors, rest = saved_after_a_step(make_optimizer(recipe, model), model)
+    change(tensors, rest)
+    with pytest.raises((ValueError, IndexError), match=told):
+        load_optimizer(make_optimizer(recipe, model), tensors, rest)
+
+
+def test_a_state_of_an_older_torch_lacks_what_is_new():
+    model = create_model("plain_small", num_classes=2)
+    recipe = tiny(optimizer="adamw", lr=1e-3)
+    tensors, rest = saved_after_a_step(make_optimizer(recipe, model), model)
+    removed = {name: rest["groups"][0].pop(name) for name in ("decoupled_weight_decay", "fused")}
+    optimizer = make_optimizer(recipe, model)
+    load_optimizer(optimizer, tensors, rest)
+    assert {name: optimizer.param_groups[0][name] for name in removed} == removed

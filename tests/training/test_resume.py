@@ -7,7 +7,6 @@ import resource
 import shutil
 import signal
 import time
-from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,7 +17,12 @@ from aaconv.training import checkpoint
 from aaconv.training.trainer import NotFinite, resume, train
 from aaconv.utils.files import replacing
 from support.training_runs import (
+    TEN_STEPS,
     Running,
+    checkpoints,
+    cut,
+    edit_recipe,
+    end_like,
     outcome,
     resume_child,
     tiny,
@@ -28,45 +32,9 @@ from support.training_runs import (
 
 pytestmark = pytest.mark.usefixtures("no_curves", "one_thread")
 
-RECIPE = tiny(epochs=2, checkpoint_every=2, ema=0.8)
-"""Ten steps; checkpoints after 2, 4, 6, 8 and 10 of them, the last three of which are kept."""
-
-
-@pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    """The run that was never interrupted."""
-    run = tmp_path_factory.mktemp("whole") / "run"
-    train(RECIPE, run, device="cpu")
-    return run
-
-
-@pytest.fixture
-def run(tmp_path):
-    return tmp_path / "run"
-
-
-def checkpoints(run):
-    return [path.name for path in checkpoint.paths(Path(run) / "checkpoints")]
-
-
-def end_like(whole, run):
-    """Go on to the end, and compare."""
-    resume(run, device="cpu")
-    assert outcome(run) == outcome(whole)
-    assert checkpoints(run) == checkpoints(whole)
-
-
-def cut(whole, run, *, newest):
-    """A copy of the finished run as it was when its newest checkpoint was that of a given step."""
-    shutil.copytree(whole, run)
-    (run / "summary.json").unlink()
-    for path in checkpoint.paths(run / "checkpoints"):
-        if int(path.name[5:]) > newest:
-            shutil.rmtree(path)
-
 
 def test_training_twice_gives_the_same_bytes(whole, run):
-    train(RECIPE, run, device="cpu")
+    train(TEN_STEPS, run, device="cpu")
     assert outcome(run) == outcome(whole)
     assert checkpoints(run) == ["step-00000006", "step-00000008", "step-00000010"]
 
@@ -74,7 +42,7 @@ def test_training_twice_gives_the_same_bytes(whole, run):
 @pytest.mark.processes
 @pytest.mark.parametrize("step", [2, 6])
 def test_killed_and_resumed(step, whole, run, tmp_path):
-    running = Running(train_child, RECIPE, run, log=tmp_path / "log")
+    running = Running(train_child, TEN_STEPS, run, log=tmp_path / "log")
     wait_for(lambda: checkpoints(run) and int(checkpoints(run)[-1][5:]) >= step)
     running.kill()
     assert not (run / "summary.json").exists()
@@ -126,7 +94,7 @@ def train_and_die(recipe, run, place, call):
     [("file", 3), ("file", 11), ("rename", 1), ("rename", 2), ("removal", 7), ("link", 4)],
 )
 def test_killed_while_a_checkpoint_is_written(place, call, whole, run, tmp_path):
-    assert Running(train_and_die, RECIPE, run, place, call, log=tmp_path / "log").wait()[0] == 128 + signal.SIGKILL
+    assert Running(train_and_die, TEN_STEPS, run, place, call, log=tmp_path / "log").wait()[0] == 128 + signal.SIGKILL
     assert not (run / "summary.json").exists()
     end_like(whole, run)
     assert not list((run / "checkpoints").glob(".*"))
@@ -197,71 +165,6 @@ def test_without_any_checkpoint_the_run_starts_again(whole, run, capfd):
 
 
 @pytest.mark.processes
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_saves_and_leaves(number, code, whole, run, tmp_path):
-    running = Running(train_child, RECIPE, run, log=tmp_path / "log")
-    wait_for(lambda: checkpoints(run))
-    running.send(number)
-    assert running.wait()[0] == code
-    last = running.text.splitlines()[-1]
-    step = int(checkpoints(run)[-1][5:])
-    assert last == (
-        f"aaconv: stopped at step {step}, saved {run}/checkpoints/step-{step:08d}; "
-        f"resume with: aaconv train --resume {run}"
-    )
-    end_like(whole, run)
-
-
-def train_slowly(recipe, run, *, training):
-    """Each forward pass, of training or of evaluation, takes a while, which the file `pausing` tells of."""
-    build = Classify.build
-
-    def pause(module, inputs):
-        if module.training == training:
-            (run / "pausing").touch()
-            time.sleep(20 if training else 0.3)
-
-    def build_slow(self, info, **options):
-        model = build(self, info, **options)
-        model.register_forward_pre_hook(pause)
-        return model
-
-    Classify.build = build_slow
-    train_child(recipe, run)
-
-
-@pytest.mark.processes
-def test_a_signal_during_an_evaluation(run, tmp_path):
-    recipe = tiny(eval_limit=160, epochs=1)
-    train(recipe, tmp_path / "whole", device="cpu")
-    running = Running(partial(train_slowly, training=False), recipe, run, log=tmp_path / "log")
-    wait_for((run / "pausing").exists)
-    running.send(signal.SIGTERM)
-    assert running.wait()[0] == 143
-    assert checkpoints(run) == ["step-00000005"]
-    assert not (run / "metrics.csv").exists()
-    end_like(tmp_path / "whole", run)
-
-
-def catches(pid, number):
-    """Does the process have a handler for this signal, or does it just end?"""
-    status = Path(f"/proc/{pid}/status").read_text()
-    mask = next(line for line in status.splitlines() if line.startswith("SigCgt")).split()[1]
-    return bool(int(mask, 16) >> (number - 1) & 1)
-
-
-@pytest.mark.processes
-def test_a_second_interrupt_leaves_at_once(run, tmp_path):
-    running = Running(partial(train_slowly, training=True), RECIPE, run, log=tmp_path / "log")
-    wait_for((run / "pausing").exists)
-    assert catches(running.pid, signal.SIGINT)
-    running.send(signal.SIGINT)
-    wait_for(lambda: not catches(running.pid, signal.SIGINT))
-    running.send(signal.SIGINT)
-    assert running.wait(timeout=10)[0] == 130
-
-
-@pytest.mark.processes
 def test_a_full_disk_is_one_line_and_loses_nothing(whole, run, tmp_path):
     running = Running(train_child, tiny(epochs=50, checkpoint_every=2, ema=0.8), run, log=tmp_path / "log")
     wait_for(lambda: len(checkpoints(run)) >= 2)
@@ -293,7 +196,7 @@ def test_no_space_at_any_write(write, whole, run, monkeypatch):
     for module in (checkpoint, run_folder):
         monkeypatch.setattr(module, "write_file", full)
     with pytest.raises(OSError, match=r"cannot be written: No space left on device; (the last good|there is no)"):
-        train(RECIPE, run, device="cpu")
+        train(TEN_STEPS, run, device="cpu")
     assert not [path for path in run.rglob(".*")]
     monkeypatch.undo()
     end_like(whole, run)
@@ -306,7 +209,7 @@ def test_no_space_to_begin_or_to_go_on(whole, run, monkeypatch):
 
     monkeypatch.setattr(run_folder, "write_json", full)
     with pytest.raises(OSError, match=rf"^{run} cannot be begun: No space left on device; name another folder"):
-        train(RECIPE, run, device="cpu")
+        train(TEN_STEPS, run, device="cpu")
     shutil.rmtree(run)
     cut(whole, run, newest=8)
     with pytest.raises(OSError, match=r"^its environment and weights cannot be written: No space .*step-00000008$"):
@@ -344,7 +247,7 @@ def loss_that_breaks(at):
 def test_a_loss_that_is_not_finite_stops_the_run(step, whole, run, monkeypatch):
     monkeypatch.setattr(Classify, "loss", loss_that_breaks(step))
     with pytest.raises(NotFinite, match=f"the loss is not finite at step {step + 1}, epoch {step // 5 + 1}") as error:
-        train(RECIPE, run, device="cpu")
+        train(TEN_STEPS, run, device="cpu")
     there = checkpoints(run)
     assert all(int(name[5:]) <= step for name in there)
     assert (there[-1] if there else "no checkpoint yet") in str(error.value)
@@ -374,7 +277,7 @@ def test_an_evaluation_that_is_not_finite_is_left_out_and_ends_no_run(value, run
     monkeypatch.setattr(Classify, "evaluate", lambda *arguments: real(*arguments) | broken)
     line = "the loss of the evaluation is not finite after step"
     with pytest.raises(NotFinite, match=rf"{line} 10, epoch 2; .*step-0*8;"):
-        train(RECIPE, run, device="cpu")
+        train(TEN_STEPS, run, device="cpu")
     assert f"{line} 5, epoch 1: it is left out" in capsys.readouterr().out
     assert not (run / "summary.json").exists()
     monkeypatch.undo()
@@ -394,7 +297,7 @@ def test_weights_that_are_huge_after_the_last_step_are_not_saved(run):
 def test_a_folder_with_a_run_is_refused_with_the_way_out(whole):
     before = outcome(whole)
     with pytest.raises(ValueError, match=rf"{whole} holds a run already; .* --resume {whole}"):
-        train(RECIPE, whole, device="cpu")
+        train(TEN_STEPS, whole, device="cpu")
     assert outcome(whole) == before
 
 
@@ -408,3 +311,36 @@ def test_a_finished_run_is_left_as_it_is(whole, capfd):
 def test_what_is_no_run_cannot_be_resumed(tmp_path):
     with pytest.raises(ValueError, match="is not a run folder"):
         resume(tmp_path, device="cpu")
+
+
+def test_what_a_killed_run_left_is_removed_by_the_next_start(whole, run):
+    cut(whole, run, newest=8)
+    gone = 2**22 + 1
+    left = [run / f".{name}" for name in (f"model-best.{gone}.safetensors", f"curves.{gone}-0123456789abcdef.png")]
+    others = [run / ".mine.txt", run / f".metrics.{os.getpid()}-0123456789abcdef.csv"]
+    for path in (*left, *others):
+        path.touch()
+    end_like(whole, run)
+    assert not any(path.exists() for path in left)
+    assert all(path.exists() for path in others)
+
+
+def test_killed_while_the_last_checkpoint_prunes(whole, run):
+    shutil.copytree(whole, run)
+    (run / "summary.json").unlink()
+    shutil.copytree(run / "checkpoints" / "step-00000006", run / "checkpoints" / "step-00000004")
+    end_like(whole, run)
+
+
+def test_pruning_keeps_what_a_run_is_resumed_from(whole, run):
+    cut(whole, run, newest=8)
+    edit_recipe(run, keep=1)
+    newest = checkpoint.paths(run / "checkpoints")[-1]
+    (newest / "model.safetensors").write_bytes(b"damaged")
+    lines = []
+    found = checkpoint.load_newest(run / "checkpoints", lines.append)
+    checkpoint.prune(run / "checkpoints", found.path, 1)
+    assert checkpoints(run) == ["step-00000006", "step-00000008"]
+    resume(run, device="cpu")
+    assert outcome(run) == outcome(whole)
+    assert checkpoints(run) == ["step-00000010"]

@@ -393,3 +393,35 @@ def png_bytes():
     file = io.BytesIO()
     Image.new("RGB", (32, 32), (40, 90, 10)).save(file, "PNG")
     return file.getvalue()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("Unable to allocate 55.9 TiB"),
+        RuntimeError(
+            "[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried to allocate 11796480000 bytes"
+        ),
+        torch.OutOfMemoryError("CUDA out of memory."),
+    ],
+    ids=lambda error: type(error).__name__,
+)
+def test_too_little_memory_is_one_line_with_the_way_out(error, tmp_path, monkeypatch):
+    def fail(*_):
+        raise error
+
+    monkeypatch.setattr(Classify, "loss", fail)
+    with pytest.raises(
+        ValueError, match=r"memory does not suffice for batch=16 in 1 accumulation step; raise --accumul"
+    ):
+        train(tiny(), tmp_path / "run", device="cpu")
+
+
+def test_a_run_that_diverged_says_how_to_start_again(tmp_path):
+    run = tmp_path / "a good name"
+    with pytest.raises(ValueError, match="not finite") as error:
+        train(tiny(lr=1e30, checkpoint_every=1), run, device="cpu")
+    assert str(error.value).endswith(
+        f"start again with a lower lr, or clip_grad: aaconv train --from {run}/recipe.yaml --lr 1e+29"
+    )
+    assert f"; the last finite checkpoint is {run}/checkpoints/" in str(error.value)

@@ -6,7 +6,7 @@ import pickle
 
 import pytest
 
-from aaconv.utils.files import Unwritable, check_writable, replacing
+from aaconv.utils.files import Unwritable, check_writable, remove_stale_drafts, replacing, resolved
 
 
 @pytest.fixture
@@ -81,3 +81,43 @@ def test_other_files_that_fail_meanwhile_keep_their_names(old):
 def test_a_closed_pipe_is_no_error_of_a_file(old):
     with pytest.raises(BrokenPipeError), replacing(old):
         raise refused(errno.EPIPE)
+
+
+def test_links_that_lead_round_in_a_circle_are_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    os.symlink("loop.txt", "loop.txt")
+    os.symlink("there", "here")
+    os.symlink("here", "there")
+    for place in ("loop.txt", "here/x.txt"):
+        with pytest.raises(OSError, match=r"x\.txt|loop\.txt"):
+            check_writable(place)
+        with pytest.raises(OSError, match=place) as caught:
+            resolved(place)
+        assert caught.value.errno == errno.ELOOP
+
+
+def test_a_draft_cannot_be_guessed(old, monkeypatch):
+    with replacing(old) as draft, replacing(old) as other:
+        assert draft.name != other.name
+        assert draft.parent == old.parent
+        assert draft.name.startswith(f".old.{os.getpid()}-")
+        draft.write_text("new")
+        other.write_text("newer")
+    assert old.read_text() == "new"
+
+
+def test_drafts_of_processes_that_are_gone_are_removed(tmp_path):
+    gone = 2**22 + 1  # beyond the largest number of a process
+    stale = [f".metrics.{gone}-0123456789abcdef.csv", f".metrics.{gone}.csv", f".model-best.{gone}.safetensors"]
+    kept = [
+        f".metrics.{os.getpid()}-0123456789abcdef.csv",
+        ".metrics.1-0123456789abcdef.csv",
+        f".other.{gone}-0123456789abcdef.csv",
+        f".metrics.{gone}-x.csv",
+        f"metrics.{gone}.csv",
+        "metrics.csv",
+    ]
+    for name in (*stale, *kept):
+        (tmp_path / name).touch()
+    remove_stale_drafts(tmp_path, ["metrics.csv", "model-best.safetensors"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == sorted(kept)

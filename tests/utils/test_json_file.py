@@ -1,8 +1,10 @@
 """JSON from disk: what is wrong with it names the file."""
 
+import json
+
 import pytest
 
-from aaconv.utils.json_file import read_json
+from aaconv.utils.json_file import DEEPEST, read_json
 
 
 @pytest.mark.parametrize(
@@ -31,3 +33,14 @@ def test_half_letters_are_replaced_and_whole_ones_kept(tmp_path):
     found = read_json(path)
     assert found == {"a\N{REPLACEMENT CHARACTER}": ["x\N{REPLACEMENT CHARACTER}y", 1, None, {"b": "😀"}], "plain": "ä"}
     str(found).encode()
+
+
+def test_as_deep_as_anybody_writes_is_read_and_brackets_in_texts_do_not_count(tmp_path):
+    path = tmp_path / "file.json"
+    deep = "[" * DEEPEST + "]" * DEEPEST
+    texts = json.dumps({"name": "[" * 500, r"quoted \" [[[": ["{" * 500] * 3})
+    path.write_text(f"[{deep[1:-1]}, {texts}]")
+    assert len(read_json(path)) == 2
+    path.write_text(f"[{deep}]")
+    with pytest.raises(ValueError, match=f"nested too deeply, more than {DEEPEST} levels"):
+        read_json(path)

@@ -120,21 +120,22 @@ def run(
     variants: list[str] | None = None,
     *,
     precision: str | None = None,
+    positions: bool = True,
     device: str | None = None,
     rounds: int | None = None,
     json_to: str | None = None,
 ) -> None:
     """Measure the variants at these shapes (default: those of the paper's models, of detection, of SAM and BoTNet) in
-    bf16, or on a CPU in float32."""
+    bf16, or on a CPU in float32. positions: with relative tables."""
     where = pick_device(device, needs_gpu="bench attention")
     on_gpu, rounds = where.type == "cuda", rounds or 20
     dtype = DTYPES[precision or ("bf16" if on_gpu else "float32")]
     chosen = [Shape.parse(text) for text in shapes] if shapes else PAPER_SHAPES + WIDE_SHAPES if on_gpu else CPU_SHAPES
     names = list(dict.fromkeys(variants or (GPU_VARIANTS if on_gpu else CPU_VARIANTS)))
-    settings = {"dtype": str(dtype), "rounds": rounds, "graphs": on_gpu}
+    settings = {"dtype": str(dtype), "positions": positions, "rounds": rounds, "graphs": on_gpu}
     results, progress = Results("attention", where, json_to, **settings), Progress()
     for shape in chosen:
-        results.add(*measure(shape, names, where, dtype, rounds, progress))
+        results.add(*measure(shape, names, where, dtype, rounds, progress, positions))
         release()
     columns = ("batch, map, depths", "variant", "forward ms", "p20 - p80", "x floor", "fwd + bwd ms", "p20 - p80")
     columns = (*columns, "x floor", "x first", "peak memory")
@@ -152,9 +153,10 @@ def measure(
     dtype: torch.dtype,
     rounds: int,
     progress: Callable[[str], None],
+    positions: bool = True,
 ) -> list[dict[str, Any]]:
     """One row per variant: timings of both phases and the peak memory, or the reason why there are none."""
-    inputs, grad_out = _inputs(shape, device, dtype)
+    inputs, grad_out = _inputs(shape, device, dtype, positions)
     sizes = {"num_heads": shape.heads, "key_channels": shape.heads * shape.key_depth}
     calls: dict[str, dict[str, Call]] = {"forward": {}, "both": {}}
     memory: dict[str, int] = {}
@@ -165,7 +167,7 @@ def measure(
         with failures_into(failures, name):
             attend = _variant(name, inputs, sizes)
             forward, both = _phases(attend, inputs, grad_out, sizes)
-            memory[name] = peak_memory(both, device, [*inputs, grad_out])
+            memory[name] = peak_memory(both, device, [*_given(inputs), grad_out])
             for phase, call in (("forward", forward), ("both", both)):
                 calls[phase][name] = graphed(call, repeats=IN_A_GRAPH, pool=pool) if pool else call
         if name in failures:
@@ -192,28 +194,35 @@ def measure(
     return rows
 
 
-def _inputs(shape: Shape, device: torch.device, dtype: torch.dtype) -> tuple[list[Tensor], Tensor]:
-    """qkv, rel_h and rel_w that want gradients, and the gradient of the output."""
+def _inputs(
+    shape: Shape, device: torch.device, dtype: torch.dtype, positions: bool
+) -> tuple[list[Tensor | None], Tensor]:
+    """qkv, rel_h and rel_w (None without positions) that want gradients, and the gradient of the output."""
     torch.manual_seed(0)
     like = {"device": device, "dtype": dtype}
     qkv = torch.randn(shape.batch, shape.height, shape.width, shape.channels, **like)
     tables = (torch.randn(2 * side - 1, shape.key_depth, **like) for side in (shape.height, shape.width))
     grad_out = torch.randn(shape.batch, shape.height, shape.width, shape.heads * shape.value_depth, **like)
-    return [tensor.requires_grad_() for tensor in (qkv, *tables)], grad_out
+    given = (tensor.requires_grad_() for tensor in (qkv, *tables))
+    return [tensor if positions or tensor is qkv else None for tensor in given], grad_out
 
 
-def _phases(attend: Attend, inputs: list[Tensor], grad_out: Tensor, sizes: dict[str, int]) -> tuple[Call, Call]:
+def _given(inputs: list[Tensor | None]) -> list[Tensor]:
+    return [tensor for tensor in inputs if tensor is not None]
+
+
+def _phases(attend: Attend, inputs: list[Tensor | None], grad_out: Tensor, sizes: dict[str, int]) -> tuple[Call, Call]:
     def forward() -> None:
         with torch.no_grad():
             attend(*inputs, **sizes)
 
     def both() -> None:
-        torch.autograd.grad(attend(*inputs, **sizes), inputs, grad_out, allow_unused=True)
+        torch.autograd.grad(attend(*inputs, **sizes), _given(inputs), grad_out, allow_unused=True)
 
     return forward, both
 
 
-def _variant(name: str, inputs: list[Tensor], sizes: dict[str, int]) -> Attend:
+def _variant(name: str, inputs: list[Tensor | None], sizes: dict[str, int]) -> Attend:
     """The operator of that name; a ValueError where it cannot run."""
     to_compile = {"compiled": eager.attend, "bias": attend_with_bias, "flex": flex_attend}
     if name in to_compile:

@@ -37,6 +37,7 @@ def _add_attention(bench: Parser) -> None:
         help="batch, map, key and value depth per head, heads (8); default: the paper's, SAM's and BoTNet's",
     )
     attention.add_argument("--precision", **one_of("precision", ("bf16", "fp16", "float32")), help="default: bf16")
+    attention.add_argument("--no-positions", action="store_true", help="without relative tables: triton, sdpa, eager")
     variants = one_of("variant", VARIANTS)
     attention.add_argument("--variants", nargs="+", **variants, help=f"of {', '.join(VARIANTS)}; default: all")
     _add_common(attention)
@@ -138,7 +139,9 @@ def _bench_attention(chosen: argparse.Namespace) -> None:
     from ..benchmark import attention
 
     common = {"device": chosen.device, "rounds": chosen.rounds, "json_to": chosen.json}
-    attention.run(chosen.shapes, chosen.variants, precision=chosen.precision, **common)
+    attention.run(
+        chosen.shapes, chosen.variants, precision=chosen.precision, positions=not chosen.no_positions, **common
+    )
 
 
 def _bench_model(chosen: argparse.Namespace) -> None:

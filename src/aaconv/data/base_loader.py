@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..utils.terminal import plural
 from .transforms import Normalize
 
 
@@ -34,10 +35,8 @@ class Loader(ABC):
         if seed < 0:
             raise ValueError(f"seed must be at least 0, got {seed}")
         if train and len(dataset) < batch_size * world_size:
-            raise ValueError(
-                f"{len(dataset)} images do not fill one batch of {batch_size} on {world_size} processes; "
-                f"batch_size can be at most {len(dataset) // world_size}"
-            )
+            there, wanted = plural(len(dataset), "image"), batch_size * world_size
+            raise ValueError(f"{there} do not fill one batch of {wanted:,}; lower --batch to at most {len(dataset):,}")
         self.dataset, self.batch_size, self.train, self.seed = dataset, batch_size, train, seed
         self.device, self.rank, self.world_size = torch.device(device), rank, world_size
         self.normalize = Normalize(dataset.mean, dataset.std, dtype).to(self.device)

@@ -17,11 +17,14 @@ The boxes and kinds of the objects come with the images, for detection. Mirrorin
 cut an object off.
 """
 
+import os
 from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from ..utils.terminal import readable_bytes
 
 CLASSES = ("different colours", "same colour")
 KINDS = ("square", "disc", "cross", "triangle")
@@ -50,8 +53,20 @@ def draw(number: int, size: int = 32, *, seed: int = 0) -> Drawing:
         raise ValueError(f"size must be at least {MIN_SIZE} pixels, got {size}")
     if seed < 0:
         raise ValueError(f"seed must be at least 0, got {seed}")
+    _check_memory(number, size)
     chunks = [_draw_chunk(np.random.default_rng([seed, size, start]), size) for start in range(0, number, _CHUNK)]
     return Drawing(*(torch.from_numpy(np.concatenate(parts)[:number]) for parts in zip(*chunks, strict=True)))
+
+
+def _check_memory(number: int, size: int) -> None:
+    """A ValueError where this machine could not hold the images: all as bytes, and of a chunk three times as much."""
+    needed = 3 * size**2 * (number + 3 * _CHUNK)
+    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    if needed > there:
+        raise ValueError(
+            f"{number:,} shapes of {size} x {size} pixels take {readable_bytes(needed)}, this machine has "
+            f"{readable_bytes(there)}; draw smaller ones (--size) or fewer (--train-limit, --eval-limit)"
+        )
 
 
 def sides(size: int) -> tuple[int, ...]:

@@ -21,6 +21,8 @@ Key = tuple[int, int, int]
 Part = tuple[tuple[Tensor, ...] | None, list[Exception]]
 """The collated tensors of a batch, None without any, and what could not be made."""
 Sample = TypeVar("Sample")
+KILLED = "DataLoader worker (pid"
+"""How torch's error begins where a worker has died; other errors of a worker begin otherwise."""
 
 
 class Samples(ABC, Generic[Sample]):
@@ -159,6 +161,6 @@ def naming_killed_workers(way_out: Callable[[], str]) -> Iterator[None]:
 def _is_of_a_dead_worker(error: Exception) -> bool:
     """torch notices a dead worker by its signal or, where the main process reads from it, by a pipe that ends."""
     if isinstance(error, RuntimeError):
-        return "DataLoader worker (pid" in str(error)
+        return KILLED in str(error)
     frames = traceback.extract_tb(error.__traceback__)
     return any(Path(frame.filename).parts[-2:] == ("multiprocessing", "connection.py") for frame in frames)

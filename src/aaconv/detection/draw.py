@@ -28,7 +28,7 @@ def draw(image: Tensor, found: Detections, classes: Sequence[str], side: int = L
         pen.rectangle((x0, y0, max(x0, x1), max(y0, y1)), outline=class_colour(label), width=line)
     taken: list[Rectangle] = []
     for box, label, score in zip(boxes, labels, found.scores.tolist(), strict=True):
-        text = f"{classes[label].replace('_', ' ')} {100 * score:.0f}"
+        text = f"{classes[label].replace('_', ' ')} {100 * score:.0f} %"
         left, top, right, bottom = pen.textbbox((0, 0), text, font=font)
         place = _label_place(box, (right - left + 2 * line, bottom - top + 2 * line), picture.size, taken)
         taken.append(place)

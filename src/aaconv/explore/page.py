@@ -15,9 +15,10 @@ from matplotlib import colormaps
 
 from ..utils.files import check_writable, replacing
 from ..utils.html import base_style, fill, read
+from ..utils.terminal import plural
 from ..version import __version__
 from .images import png
-from .study import Study, study
+from .study import Picture, Study, study
 
 COLOUR_MAP = "inferno"
 LARGEST_PAGE = 50
@@ -36,9 +37,7 @@ class Written:
 
     def __str__(self) -> str:
         size = f"{self.bytes / 1e6:.1f} MB" if self.bytes >= 1e5 else f"{self.bytes / 1e3:.0f} kB"
-        images = f"{self.images} image{'s' * (self.images != 1)}"
-        layers = f"{self.layers} layer{'s' * (self.layers != 1)}"
-        return f"wrote {self.path}: {images}, {layers}, {size}"
+        return f"wrote {self.path}: {plural(self.images, 'image')}, {plural(self.layers, 'layer')}, {size}"
 
 
 def write_page(
@@ -61,16 +60,25 @@ def write_page(
     weights: "last", "best" or "ema" of a run. largest: the most megabytes the page may have.
     """
     check_writable(path)
-    looked_at = study(source, images, names=names, layers=layers, size=size, weights=weights, pretrained=pretrained)
+
+    def look(picture: Picture, number: int) -> None:
+        _check_size(number * sum(len(packed.text) for packed in picture.attention.values()), largest)
+
+    options = {"layers": layers, "size": size, "weights": weights, "pretrained": pretrained}
+    looked_at = study(source, images, names=names, look=look, **options)
     text = render(looked_at)
-    if len(text) > largest * 1e6:
-        raise ValueError(
-            f"the page would have {len(text) / 1e6:.0f} MB, the limit is {largest:g}; "
-            "choose fewer layers or images, a smaller size, or a higher limit"
-        )
+    _check_size(len(text), largest)
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
     return Written(Path(path), len(text.encode()), len(looked_at.layers), len(looked_at.pictures), looked_at.error)
+
+
+def _check_size(letters: int, largest: float) -> None:
+    if letters > largest * 1e6:
+        raise ValueError(
+            f"the page would have {letters / 1e6:.3g} MB, the limit is {largest:g}; "
+            "choose fewer layers or images, a smaller size, or a higher limit"
+        )
 
 
 def render(looked_at: Study) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -58,8 +58,12 @@ def study(
     size: int | None = None,
     weights: str | None = None,
     pretrained: bool = False,
+    look: Callable[[Picture, int], None] = lambda picture, images: None,
 ) -> Study:
-    """Run a run folder's network, or a registered one, on images (files, arrays, tensors, PIL images)."""
+    """Run a run folder's network, or a registered one, on images (files, arrays, tensors, PIL images).
+
+    look: is called with every picture as it comes, and the number of all; what it raises ends the rest.
+    """
     if not images:
         raise ValueError("name at least one image")
     if names is not None and len(names) != len(images):
@@ -80,6 +84,7 @@ def study(
         output, facts, attention = _run(loaded, normalise(shown, loaded.mean, loaded.std), chosen)
         name = names[index] if names else _image_name(image, index)
         pictures.append(Picture(name, shown, _top(output, loaded.classes), attention))
+        look(pictures[-1], len(images))
     shifts = cell_shifts(loaded.model, normalise(shown, loaded.mean, loaded.std)[None], list(chosen))
     facts = [replace(layer, shift=tuple(part / size for part in shifts[layer.name])) for layer in facts]
     trained = loaded.recipe is not None or pretrained or weights is not None

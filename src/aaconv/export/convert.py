@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ..layers.aaconv import AAConv2d
 from ..utils.files import check_writable, replacing
+from ..utils.terminal import plural
 from ..utils.weights import encode, read_weights, write_file
 
 PARTS = ("conv", "qkv", "project")
@@ -204,5 +205,5 @@ def convert_file(
         f"{name or '(itself)'}: AAConv2d({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
         for name, arguments in converted.layers.items()
     ]
-    count = f"{len(lines)} layer{'s' * (len(lines) != 1)}"
+    count = plural(len(lines), "layer")
     return [*lines, f"wrote {path}: {count} of the layout {converted.layout}, {len(converted.state)} weights"]

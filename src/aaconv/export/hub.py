@@ -23,7 +23,7 @@ from ..recipes.recipe import START_OPTIONS
 from ..runs.load import TrainedModel, load_model, measured
 from ..runs.run_folder import CONFIG, check_run, read_config
 from ..utils.errors import one_line
-from ..utils.files import check_parent, naming_unwritable
+from ..utils.files import check_parent, naming_unwritable, resolved
 from .model_card import card_text
 
 README = "README.md"
@@ -35,9 +35,9 @@ def save(run: str | Path, folder: str | Path, *, weights: str | None = None) -> 
     loaded = _load(run, weights)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         raise ValueError(f"{folder} is there already; name a new folder")
-    check_parent(folder.resolve())
-    with naming_unwritable(folder), _bundle(loaded, folder.name, folder.resolve().parent) as draft:
-        draft.rename(folder.resolve())
+    check_parent(resolved(folder))
+    with naming_unwritable(folder), _bundle(loaded, folder.name, resolved(folder).parent) as draft:
+        draft.rename(resolved(folder))
     return folder
 
 

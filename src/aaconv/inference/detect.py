@@ -1,6 +1,6 @@
 """What is in image files, by a trained detector: `aaconv detect RUN IMAGE... -o DIR`."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +18,11 @@ from ..detection.coco_results import (
 from ..detection.draw import draw, sheet
 from ..detection.postprocess import Detections, PostprocessSettings
 from ..runs.load import load_model
-from ..runs.run_folder import check_run, read_config
+from ..runs.run_folder import CONFIG, check_run, read_config
+from ..runs.run_types import category_ids_of
 from ..utils.device import pick_device
 from ..utils.files import check_writable, naming_unwritable, replacing
+from ..utils.terminal import plural
 from .checks import not_finite
 
 
@@ -45,11 +47,13 @@ def detect_files(
     threshold: float = 0.3,
     category_ids: tuple[int, ...] | None = None,
     sheet_file: str | Path | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> list[Result]:
     """Draw what is in the files into `output`, as NAME.png, and write it as COCO's results into detections.json there.
 
     The image_id of a result is the number that the name of its file is, else its place among the files, from 1 on;
-    "file_name" says which it is. Images that cannot be read are left out, and an OSError names them when all is done.
+    "file_name" says which it is. Images that cannot be read are left out; when all is done, `say` gets a line about the
+    others, and an OSError names the first.
     """
     if not 0 <= threshold < 1:
         raise ValueError(f"threshold must be 0 or more and less than 1, got {threshold}")
@@ -83,9 +87,11 @@ def detect_files(
     if pictures:
         with replacing(sheet_file) as draft:
             sheet(pictures).save(draft)
+    read = len(files) - len(unreadable)
+    say(f"found {plural(len(results), 'object')} in {plural(read, 'image')}; see {output}, {output / FILE_NAME}")
     if unreadable:
         first = unreadable[0]
-        number = f"{len(unreadable)} of {len(files)} images"
+        number = f"{len(unreadable)} of {plural(len(files), 'image')}"
         raise OSError(f"{number} could not be read; the first is {first.name}: {first.reason}")
     return results
 
@@ -121,6 +127,5 @@ def print_detections(
     loaded = load_model(source, weights=weights, device=pick_device(device))
     if loaded.task != "detect":
         raise ValueError(f"{source} is a run of a classifier, which finds no objects; `aaconv predict` names images")
-    category_ids = tuple(read_config(source).get("category_ids") or ())
-    results = detect_files(loaded, files, output, category_ids=category_ids, sheet_file=sheet_file, **options)
-    print(f"found {len(results):,} objects in {len(files):,} images; see {output}, {Path(output) / FILE_NAME}")
+    category_ids = category_ids_of(read_config(source), Path(source) / CONFIG)
+    detect_files(loaded, files, output, category_ids=category_ids, sheet_file=sheet_file, say=print, **options)

@@ -24,7 +24,7 @@ from ..tasks.data import as_evaluated, open_data, shapes_options
 from ..utils.device import cores, pick_device
 from ..utils.metrics import metric_title, says_nothing
 from ..utils.precision import autocast_like
-from ..utils.terminal import console, counted, new_table
+from ..utils.terminal import console, counted, new_table, plural
 from .checks import check_finite
 from .evaluate_detector import evaluate_run, score_run
 
@@ -78,7 +78,7 @@ def evaluate(
     where = pick_device(device)
     if is_run(source) or "/" in str(source):
         loaded = load_model(source, weights=weights, pretrained=pretrained, device=where)
-        dataset = _own_data(loaded, data_dir) if data is None else open_dataset(data, data_dir, "test")
+        dataset = _own_data(loaded, data_dir, limit) if data is None else open_dataset(data, data_dir, "test")
     elif data is None:
         check_name(str(source))
         raise ValueError(f"{source} is a model, not a run: say on which data with --data NAME")
@@ -100,9 +100,8 @@ def evaluate_model(
     """Test a classifier, which is on the device, on all images of a data set."""
     _check_classes(loaded, dataset)
     dataset = replace(dataset, mean=loaded.mean, std=loaded.std)
-    loader = make_loader(
-        dataset, batch or BATCH, train=False, size=loaded.size, workers=min(WORKERS, cores()), device=device
-    )
+    batch = min(batch or BATCH, len(dataset))
+    loader = make_loader(dataset, batch, train=False, size=loaded.size, workers=min(WORKERS, cores()), device=device)
     fewer = "a smaller --batch takes less memory"
     with autocast_like(loaded.recipe and loaded.recipe.precision, device), naming_killed_workers(lambda: fewer):
         counts = count(loaded.model, counted(loader.batches(), len(dataset)), len(dataset.classes))
@@ -137,7 +136,7 @@ def print_evaluation(found: Evaluation, *, worst: int = 10, as_json: bool = Fals
         for name, value in sorted(found.metrics.items(), key=lambda item: "loss" in item[0])
         if value is not None and not says_nothing(name, value)
     )
-    output.print(Text(f"{found.source} on {found.images:,} images of {found.data}"), soft_wrap=True)
+    output.print(Text(f"{found.source} on {plural(found.images, 'image')} of {found.data}"), soft_wrap=True)
     output.print(Text(figures, "bold"), soft_wrap=True)
     shown = [one for one in found.classes if one.taken_for][:worst]
     if not shown:
@@ -150,8 +149,10 @@ def print_evaluation(found: Evaluation, *, worst: int = 10, as_json: bool = Fals
     output.print(table)
 
 
-def _own_data(loaded: TrainedModel, data_dir: str | Path | None) -> Dataset:
+def _own_data(loaded: TrainedModel, data_dir: str | Path | None, limit: int | None) -> Dataset:
+    """The images that a run evaluates on; with a limit of the caller's own, all that it could have."""
     recipe = loaded.recipe if data_dir is None else replace(loaded.recipe, data_dir=str(data_dir))
+    recipe = recipe if limit is None else replace(recipe, eval_limit=None)
     if recipe.holdout:
         held_out = open_data(recipe)[1]
         return replace(held_out, name=f"{held_out.name} held out of training")

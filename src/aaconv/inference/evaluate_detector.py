@@ -19,9 +19,11 @@ from ..detection.coco_results import (
 )
 from ..recipes.recipe import Recipe
 from ..runs import run_folder
+from ..runs.run_types import data_info_of
 from ..tasks.data import as_evaluated
 from ..tasks.detect import find, loader_of, open_data, open_test
 from ..utils.distributed import World
+from ..utils.files import resolved
 from ..utils.precision import autocast_like
 from .checks import check_finite
 
@@ -82,11 +84,11 @@ def score_run(
     """
     run = Path(run)
     run_folder.check_run(run)
-    own = detections is None or Path(detections).resolve() == (run / FILE_NAME).resolve()
+    own = detections is None or resolved(detections) == resolved(run / FILE_NAME)
     file = run / FILE_NAME if detections is None else Path(detections)
     if not file.is_file():
         raise FileNotFoundError(f"there is no file {file} of detections; `aaconv eval {run}` writes it")
-    classes = run_folder.data_info_of(run_folder.read_config(run), run).classes
+    classes = data_info_of(run_folder.read_config(run), run / run_folder.CONFIG).classes
     _, dataset = _test_images(recipes.load(run / run_folder.RECIPE), classes, str(run), data, data_dir, limit)
     scores = mean_average_precision(dataset, read_results(file, dataset))
     if own and data is None and limit is None and run_folder.is_finished(run):

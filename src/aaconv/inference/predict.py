@@ -21,7 +21,7 @@ from ..runs.load import TrainedModel, load_model
 from ..runs.run_folder import is_run
 from ..utils.device import pick_device
 from ..utils.precision import autocast_like
-from ..utils.terminal import console
+from ..utils.terminal import console, plural
 from .checks import not_finite
 
 
@@ -114,5 +114,5 @@ def print_predictions(
         print(json.dumps([asdict(one) for one in all_found], indent=2))
     if unreadable:
         first = unreadable[0]
-        number = f"{len(unreadable)} of {len(all_found)} images"
+        number = f"{len(unreadable)} of {plural(len(all_found), 'image')}"
         raise OSError(f"{number} could not be read; the first is {first.path}: {first.error}")

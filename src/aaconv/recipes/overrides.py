@@ -34,6 +34,8 @@ def override(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
         if name != "model":
             changes[name] = fit(changes[name], hints[name], name, recipe.name)
     changed = replace(recipe, **changes)
+    if changed.optimizer != recipe.optimizer:
+        check_optimizer(changed)
     if (_network(changed.model), changed.data) != (_network(recipe.model), recipe.data):
         changed = replace(changed, evidence=None)
     if changed.model != recipe.model:
@@ -55,6 +57,17 @@ def check_model(recipe: Recipe) -> None:
         options = "".join(f" --model.{name.replace('_', '-')} {value}" for name, value in recipe.model.options.items())
         message = " ".join(str(error).split())
         raise ValueError(message if not options else f"{recipe.model.name}{options}: {message}") from None
+
+
+def check_optimizer(recipe: Recipe) -> None:
+    """A ValueError names the nearest where timm has no optimizer of that name."""
+    from timm.optim import list_optimizers
+
+    known = list_optimizers()
+    if recipe.optimizer.lower().rpartition("_")[2] not in known:  # before it stands lookahead_, or nothing
+        near = get_close_matches(recipe.optimizer, known, n=3)
+        hint = f"did you mean {', '.join(near)}?" if near else "timm.optim.list_optimizers() has all names"
+        raise ValueError(f"unknown optimizer {recipe.optimizer!r}; {hint}")
 
 
 def for_machine(recipe: Recipe, given: Iterable[str], *, gpu: bool, cores: int) -> Recipe:

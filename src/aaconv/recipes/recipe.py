@@ -143,8 +143,12 @@ class Recipe:
             raise ValueError(f"batch must be divisible by accumulate, got {self.batch} and {self.accumulate}")
 
 
+LARGEST_SIZE = 16_384
+"""Pixels of a side: an image of them is a gigabyte."""
+
 _LIMITS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("epochs batch size train_limit eval_limit accumulate keep", lambda n: n >= 1, "at least 1"),
+    ("epochs batch train_limit eval_limit accumulate keep", lambda n: n >= 1, "at least 1"),
+    ("size", lambda n: 1 <= n <= LARGEST_SIZE, f"1 to {LARGEST_SIZE}"),
     ("eval_every checkpoint_every", lambda n: n >= 1, "at least 1"),
     ("workers max_unreadable holdout seed weight_decay min_lr eps", lambda x: x >= 0, "at least 0"),
     ("lr lr_base lr_base_size clip_grad", lambda x: 0 < x < float("inf"), "above 0"),

@@ -13,8 +13,8 @@ from ..utils.files import replacing
 from ..utils.numbers import is_whole
 from .recipe import Recipe
 
-LARGEST, MOST_VALUES = 100_000, 10_000
-"""Letters, and values, of a recipe; ours has a hundred. A few aliases of aliases would stand for billions."""
+LARGEST, MOST_VALUES, DEEPEST = 100_000, 10_000, 100
+"""Letters, values and levels of a recipe; ours has a hundred values. A few aliases of aliases stand for billions."""
 
 
 def to_yaml(recipe: Recipe) -> str:
@@ -49,14 +49,16 @@ def parse_yaml(text: str, where: str) -> Any:
     return None
 
 
-def _count_values(node: yaml.Node, counted: dict[int, int]) -> int:
-    """How many values a node stands for; one that contains itself ends in a RecursionError."""
+def _count_values(node: yaml.Node, counted: dict[int, int], depth: int = 0) -> int:
+    """How many values a node stands for; a RecursionError where it is too deep, as one that contains itself is."""
+    if depth > DEEPEST:
+        raise RecursionError
     if id(node) in counted:
         return counted[id(node)]
     parts = node.value if isinstance(node, yaml.CollectionNode) else ()
     if isinstance(node, yaml.MappingNode):
         parts = [part for pair in parts for part in pair]
-    total = 1 + sum(_count_values(part, counted) for part in parts)
+    total = 1 + sum(_count_values(part, counted, depth + 1) for part in parts)
     counted[id(node)] = total
     return total
 
@@ -89,7 +91,7 @@ def _build(kind: type, values: Any, where: str) -> Any:
         if name not in hints:
             near = get_close_matches(str(name), hints, n=1)
             hint = f", did you mean {near[0]!r}?" if near else ""
-            raise ValueError(f"{where} has a field {name!r}, which a {kind.__name__.lower()} does not have{hint}")
+            raise ValueError(f"{where} has a field {_short(name)}, which a {kind.__name__.lower()} does not have{hint}")
     required = [f.name for f in fields(kind) if f.default is MISSING and f.default_factory is MISSING]
     if missing := [name for name in required if name not in values]:
         raise ValueError(f"{where} lacks {', '.join(missing)}")

@@ -27,6 +27,7 @@ from ..recipes import diff
 from ..recipes.recipe import Recipe
 from ..utils import figures
 from ..utils.figures import BLUE, GREY, INK, RED, STYLE
+from ..utils.files import resolved
 from ..utils.json_file import read_json
 from ..utils.metrics import metric_title
 from . import results
@@ -36,6 +37,8 @@ KINDS = {"aa": RED, "se": BLUE, "plain": GREY}
 OTHERS = ("#2f8f5b", "#b7791f", "#7a4fa3", "#0f8b8d", "#a8425b", "#4b5d16")
 MANY = 4
 """Learning curves beyond which the accuracies of training are left out: those of the test lie close together."""
+LONG = 20
+"""Epochs from which on the last quarter of many curves is drawn once more."""
 HEADLINES = {"top1": f"{metric_title('top1')} accuracy (%)", "mAP": f"{metric_title('mAP')} (%)"}
 """Column of metrics.csv -> the label of its axis."""
 
@@ -187,7 +190,7 @@ def _colours(found: list[Recipe]) -> list[str]:
 
 def places(runs: Sequence[str | Path]) -> dict[Path, str]:
     """Path -> the name of a folder or file, with as much of the way to it as tells it from others; each once."""
-    paths = {Path(run).resolve(): Path(run) for run in runs}
+    paths = {resolved(run): Path(run) for run in runs}
     names = [path.name for path in paths]
     if len(set(names)) < len(names):
         common = os.path.commonpath([path.parent for path in paths])
@@ -214,6 +217,8 @@ def figure(curves: list[LearningCurve]) -> Figure:
         _zoom(axes, curves, headline)
         _paper_values(axes, curves, metric_title(headline))
         _end_values(axes, curves, headline, height * 72)
+        if len(curves) > MANY:
+            _inset(axes, curves, headline)
     _legend(drawn, curves)
     return drawn
 
@@ -239,6 +244,28 @@ def _lines(axes: Axes, curve: LearningCurve, training: str | None, test: str) ->
     axes.plot(x, y, color=curve.colour, linewidth=1.9, marker="o" if len(x) < 12 else None, markersize=4)
     if len(curve.runs) > 1:
         axes.fill_between(*curve.band(test), color=curve.colour, alpha=0.18, linewidth=0)
+
+
+def _inset(axes: Axes, curves: list[LearningCurve], column: str) -> None:
+    """The last quarter of many long runs once more, larger, where the steep beginning leaves room."""
+    longest = max(curve.points(column)[0][-1] for curve in curves if curve.points(column)[0])
+    begin = longest - longest // 4
+    ends = [
+        value
+        for curve in curves
+        for epoch, value in zip(*curve.points(column), strict=True)
+        if epoch >= begin and isfinite(value)
+    ]
+    if longest < LONG or not ends:
+        return
+    inset = axes.inset_axes((0.4, 0.06, 0.58, 0.52))
+    for curve in curves:
+        inset.plot(*curve.points(column), color=curve.colour, linewidth=1.4)
+    margin = 0.08 * (max(ends) - min(ends) or 1)
+    inset.set_xlim(begin, longest)
+    inset.set_ylim(min(ends) - margin, max(ends) + margin)
+    inset.tick_params(labelsize=7.5, length=2)
+    inset.set_title("the last epochs", fontsize=8, color=GREY, pad=2)
 
 
 def _zoom(axes: Axes, curves: list[LearningCurve], column: str) -> None:

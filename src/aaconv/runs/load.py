@@ -1,5 +1,6 @@
 """A trained network, from a run folder or by its registered name."""
 
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -16,13 +17,14 @@ from ..models import check_pretrained, create_model
 from ..models.weights import facts_of as facts_of_weights
 from ..recipes.recipe import Recipe
 from ..tasks.task import create_task
+from ..utils.hub_access import hub_weights
 from ..utils.weights import read_weights
 from .run_folder import (
+    CONFIG,
     RECIPE,
     SUMMARY,
     WEIGHTS,
     check_run,
-    data_info_of,
     default_weights,
     is_run,
     naming_the_way_out,
@@ -30,6 +32,7 @@ from .run_folder import (
     read_metrics,
     read_summary,
 )
+from .run_types import data_info_of
 
 
 @dataclass(frozen=True)
@@ -77,7 +80,7 @@ def load_model(
 
 def _load_run(run: Path, weights: str | Path | None, device: torch.device | str) -> TrainedModel:
     recipe, config = recipes.load(run / RECIPE), read_config(run)
-    info = data_info_of(config, run)
+    info = data_info_of(config, run / CONFIG)
     model = create_task(recipe).build(info)
     weights = weights or default_weights(run)
     file = run / WEIGHTS[weights] if weights in WEIGHTS else Path(weights)
@@ -114,7 +117,8 @@ def _load_named(
     if pretrained:
         check_pretrained(name)
     try:
-        model = create_model(name, pretrained=pretrained, num_classes=num_classes, **options)
+        with hub_weights(name) if pretrained else nullcontext():
+            model = create_model(name, pretrained=pretrained, num_classes=num_classes, **options)
     except TypeError as error:
         raise ValueError(f"{name} cannot be built with {options}: {error}") from None
     except SafetensorError as error:
@@ -184,5 +188,5 @@ def measured(loaded: TrainedModel, weights: str | None) -> TrainedModel:
         metrics = loaded.metrics
     elif weights == "best" and loaded.metrics.get("best"):
         epoch = loaded.metrics["best"]["epoch"]
-        metrics = loaded.metrics | next((row for row in read_metrics(run) if row["epoch"] == epoch), {})
+        metrics = loaded.metrics | next((row for row in read_metrics(run) if row.get("epoch") == epoch), {})
     return replace(loaded, metrics=metrics)

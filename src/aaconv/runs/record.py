@@ -1,8 +1,12 @@
 """`aaconv record`: what is worth keeping of a finished run, small, in a file of its own below `results/`."""
 
+import fcntl
 import hashlib
 import json
+import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -41,16 +45,30 @@ def record_result(run: str | Path, folder: str | Path = results.RESULTS) -> Path
     record = summary | {"dataset": _dataset_of(run, summary, recipe), "overrides": overrides}
     path = Path(folder) / record["dataset"] / _file_name(record, recipe)
     try:
-        # As texts: of a run that diverged, a NaN is the same NaN.
-        if path.exists() and json.dumps(read_json(path), sort_keys=True) != json.dumps(record, sort_keys=True):
-            raise ValueError(f"{path} is there already, of another run; move it away first")
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_rows(path.with_suffix(".csv"), rows, list(rows[0]))
-        write_json(path, record)  # last: what has a record has its metrics
+        with _alone_in(path.parent):
+            # As texts: of a run that diverged, a NaN is the same NaN.
+            if path.exists() and json.dumps(read_json(path), sort_keys=True) != json.dumps(record, sort_keys=True):
+                raise ValueError(f"{path} is there already, of another run; move it away first")
+            write_rows(path.with_suffix(".csv"), rows, list(rows[0]))
+            write_json(path, record)  # last: what has a record has its metrics
     except OSError as error:
         reason, way_out = error.strerror or error, f"keep it elsewhere: aaconv record {run} --results FOLDER"
         raise ValueError(f"{path} cannot be written: {reason}; {way_out}") from error
     return path
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """One process at a time: between the look for a record and its writing nobody else writes. Not where the disk has
+    no locks."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
 
 
 def _summary_of(run: Path) -> dict[str, Any]:

@@ -10,9 +10,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
+from urllib.parse import quote
 
 from ..cost.counting import Cost, count
-from ..utils.files import check_writable, replacing
+from ..utils.files import check_writable, replacing, resolved
 from ..utils.html import base_style, fill, read
 from ..utils.terminal import readable_bytes
 from . import curves
@@ -66,7 +67,7 @@ def _read(path: Path, name: str) -> Run:
 
 def _relative(page: Path, report: Path) -> str:
     """The way from the report's folder to the page, as a link."""
-    return Path(os.path.relpath(page.resolve(), report.resolve().parent)).as_posix()
+    return quote(Path(os.path.relpath(resolved(page), resolved(report).parent)).as_posix())
 
 
 def render(runs: Sequence[Run], explorer: str | None = None) -> str:
@@ -117,7 +118,7 @@ def _results(runs: Sequence[Run]) -> list[list[str]]:
     rows.append(["epochs", *(f"{run.metrics[-1]['epoch']} of {run.loaded.recipe.epochs}" for run in runs)])
     rows.append(["seconds per epoch", *(_number(_median(run.speed, "seconds"), "{:.1f}") for run in runs)])
     rows.append(["images per second", *(_number(_median(run.speed, "images_per_second"), "{:,.0f}") for run in runs)])
-    memory = (max((row["peak_memory_bytes"] or 0 for row in run.speed), default=0) for run in runs)
+    memory = (max((row.get("peak_memory_bytes") or 0 for row in run.speed), default=0) for run in runs)
     rows.append(["peak memory", *(readable_bytes(most) if most else DASH for most in memory)])
     return rows
 

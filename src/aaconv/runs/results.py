@@ -140,7 +140,7 @@ def as_record(content: Any, path: Path) -> Record:
         check(record)
     except ValueError as error:
         way_out = "move it away and record its run again"
-        raise ValueError(f"{path} is not what `aaconv record` keeps: {error}; {way_out}") from None
+        raise ValueError(f"{path} is not what `aaconv record` keeps: {str(error)[:300]}; {way_out}") from None
     if "epochs" not in record and _name(record) in recipes.names():
         record["epochs"] = recipe_of(record).epochs
     return record
@@ -150,7 +150,7 @@ def check(record: Record) -> None:
     """A ValueError where a field is not of its kind, or no recipe can be made of all."""
     for name, value in record.items():
         if name in KINDS and not (value is None and name in MEASURED) and not _is_a(KINDS[name], value):
-            raise ValueError(f"{name!r} is {value!r}")
+            raise ValueError(f"{name!r} is {repr(value)[:60]}")
     recipe_of(record)
 
 

@@ -24,19 +24,17 @@ import torch
 
 from ..recipes import diff
 from ..recipes.recipe import Recipe
-from ..tasks.task import DataInfo
 from ..utils.environment import environment, version_of
 from ..utils.files import naming_unwritable, replacing
 from ..utils.json_file import read_json
 from ..utils.numbers import is_whole
 from ..utils.weights import Tensors, encode, write_file
+from .run_types import SUMMARY_FIELDS, Row, check_fields
 
 RECIPE, ENVIRONMENT, METRICS, SPEED = "recipe.yaml", "environment.json", "metrics.csv", "speed.csv"
 CONFIG, SUMMARY, CURVES, CHECKPOINTS = "config.json", "summary.json", "curves.png", "checkpoints"
 WEIGHTS = {"last": "model.safetensors", "best": "model-best.safetensors", "ema": "model-ema.safetensors"}
 OURS = (RECIPE, ENVIRONMENT, METRICS, SPEED, CONFIG, SUMMARY, CHECKPOINTS, *WEIGHTS.values())
-
-Row = dict[str, Any]
 
 
 def is_run(path: str | Path) -> bool:
@@ -82,16 +80,6 @@ def check_free(run: Path) -> None:
             raise ValueError(f"{run} has a {there[0]} that no run has written; name another folder")
 
 
-def data_info_of(config: dict[str, Any], run: Path) -> DataInfo:
-    """What the network of a run was built for, out of its config.json."""
-    try:
-        known = config["pretrained_cfg"]
-        size = known["input_size"][-1]
-        return DataInfo(tuple(config["label_names"]), tuple(known["mean"]), tuple(known["std"]), size)
-    except (KeyError, TypeError, IndexError):
-        raise ValueError(f"{run / CONFIG} is not what a run writes") from None
-
-
 def read_config(run: str | Path) -> dict[str, Any]:
     return _read_json(Path(run) / CONFIG)
 
@@ -101,7 +89,10 @@ def read_environment(run: str | Path) -> dict[str, Any]:
 
 
 def read_summary(run: str | Path) -> dict[str, Any]:
-    return _read_json(Path(run) / SUMMARY)
+    path = Path(run) / SUMMARY
+    summary = _read_json(path)
+    check_fields(summary, SUMMARY_FIELDS, path)
+    return summary
 
 
 def read_metrics(run: str | Path) -> list[Row]:
@@ -130,7 +121,7 @@ def check_epochs(rows: list[Row], path: Path, summary: dict[str, Any], name: str
     for column, value in rows[-1].items():
         nan = value != value
         if column in summary and summary[column] != value and not (nan and summary[column] != summary[column]):
-            raise ValueError(f"{path} ends with {column} {value}, but {name} has {summary[column]}")
+            raise ValueError(f"{path} ends with {column} {value}, but {name} has {str(summary[column])[:60]}")
 
 
 @contextmanager
@@ -151,6 +142,8 @@ def read_speed(run: str | Path) -> list[Row]:
 
 def write_rows(path: Path, rows: list[Row], columns: list[str]) -> None:
     """A CSV file, whole; numbers are written so that reading gives the same again."""
+    if odd := {name for row in rows for name in row} - set(columns):
+        raise ValueError(f"{path} has no column {min(odd)[:40]!r}, which a row has")
     with replacing(path) as draft, draft.open("w", newline="") as file:
         writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
         writer.writeheader()
@@ -199,7 +192,7 @@ def summary_of(
         "seed": recipe.seed,
         "epochs": recipe.epochs,
         "steps": last["step"],
-        **{name: last[name] for name in metrics},
+        **{name: last.get(name) for name in metrics},
         "train_loss": last["train_loss"],
         "parameters": parameters,
         "seconds_per_epoch": seconds[len(seconds) // 2],
@@ -235,7 +228,7 @@ def read_rows(path: Path) -> list[Row]:
     except OSError as error:
         raise ValueError(f"{path} cannot be read: {error.strerror}") from error
     except (ValueError, csv.Error) as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+        raise ValueError(f"{path} is damaged: {str(error)[:200]}") from None
     return rows
 
 

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -11,6 +12,7 @@ from ..models import create_model
 from ..recipes.recipe import Recipe
 from ..utils.distributed import World
 from ..utils.errors import one_line
+from ..utils.hub_access import hub_weights
 
 
 @dataclass(frozen=True)
@@ -61,11 +63,13 @@ class Task(ABC):
         model = self.recipe.model
         options |= model.options if start else model.network_options
         try:
-            return create_model(model.name, num_classes=len(info.classes), **options)
+            with hub_weights(model.name) if options.get("pretrained") else nullcontext():
+                return create_model(model.name, num_classes=len(info.classes), **options)
         except (MemoryError, ConnectionError):
             raise
         except Exception as error:  # each network has errors of its own
-            raise ValueError(f"{model.name} cannot be built with {model.options}: {one_line(error)}") from None
+            options = str(model.options)[:200]
+            raise ValueError(f"{model.name[:80]} cannot be built with {options}: {one_line(error)}") from None
 
     @abstractmethod
     def loaders(self, batch: int, world: World) -> tuple[Loader, Loader]:

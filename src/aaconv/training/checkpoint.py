@@ -51,11 +51,16 @@ def save(folder: Path, step: int, state: dict[str, Any], tensors: dict[str, Tens
         _sync_folder(folder)
     finally:
         shutil.rmtree(draft, ignore_errors=True)
-    for number, path in enumerate(reversed(paths(folder))):
-        if number >= keep:
-            os.replace(path, _aside(path))
-    _tidy(folder)
+    prune(folder, target, keep)
     return target
+
+
+def prune(folder: Path, newest: Path, keep: int) -> None:
+    """Remove all but `newest` and the `keep` - 1 before it; later ones stay, they may be what is damaged."""
+    older = [path for path in paths(folder) if path <= newest]
+    for path in older[: max(0, len(older) - keep)]:
+        os.replace(path, _aside(path))
+    _tidy(folder)
 
 
 def paths(folder: Path) -> list[Path]:
@@ -65,10 +70,10 @@ def paths(folder: Path) -> list[Path]:
     return sorted(path for path in folder.iterdir() if re.fullmatch(r"step-\d{8,}", path.name))
 
 
-def last_good(folder: Path) -> str:
+def last_good(folder: Path, word: str = "good") -> str:
     """For messages: where a run can be resumed from."""
     there = paths(folder)
-    return f"the last good checkpoint is {there[-1]}" if there else "there is no checkpoint yet"
+    return f"the last {word} checkpoint is {there[-1]}" if there else "there is no checkpoint yet"
 
 
 def load(path: Path) -> Checkpoint:

@@ -1,18 +1,21 @@
 """From a name to a finished run: the recipe with its changes, a folder of its own, training, and what to say after."""
 
 import os
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
 from .. import recipes
-from ..recipes.overrides import for_machine
+from ..recipes.overrides import check_optimizer, for_machine
 from ..recipes.recipe import Recipe
 from ..runs import run_folder
 from ..runs.record import record_result
+from ..runs.run_types import SUMMARY_FIELDS, check_fields
 from ..utils.device import cores, pick_device
 from ..utils.distributed import started_by_torchrun
+from ..utils.files import naming_unwritable
 from ..utils.metrics import TITLES, metric_title, telling
+from ..utils.terminal import plural
 from . import trainer
 from .progress import TensorBoard, duration, following
 
@@ -29,7 +32,9 @@ def choose(name: str | None, source: str | None, changes: dict[str, Any], device
     recipe = recipes.get(name) if source is None else recipes.load(source)
     if source is None:
         recipe = for_machine(recipe, changes, gpu=pick_device(device).type == "cuda", cores=cores())
-    return recipes.override(recipe, changes)
+    recipe = recipes.override(recipe, changes)
+    check_optimizer(recipe)
+    return recipe
 
 
 def made_for_a_gpu(recipe: Recipe) -> bool:
@@ -38,15 +43,43 @@ def made_for_a_gpu(recipe: Recipe) -> bool:
 
 
 def free_folder(recipe: Recipe, runs: Path = RUNS) -> Path:
-    """runs/NAME-seedN, with the first number behind it that is free; all processes of torchrun must agree on one."""
+    """runs/NAME-seedN, with the first number behind it that is free, made for `start`; no other process gets the same.
+
+    All processes of torchrun must agree on one, and name it.
+    """
     if started_by_torchrun():
         raise ValueError("name the folder of the run with --run-dir DIR: all processes, and restarted ones, must agree")
     base = runs / f"{recipe.name}-seed{recipe.seed}"
     number, folder = 1, base
-    while folder.exists():
-        number += 1
-        folder = base.with_name(f"{base.name}-{number}")
+    with naming_unwritable(base):
+        made = [place for place in (runs, *runs.parents) if not place.exists()]
+        runs.mkdir(parents=True, exist_ok=True)
+        while not _reserve(folder, made):
+            number += 1
+            folder = base.with_name(f"{base.name}-{number}")
     return folder
+
+
+_reserved: dict[Path, list[Path]] = {}
+"""Folders that were made here for runs to come, and those that were made around them, the inner ones first."""
+
+
+def _reserve(folder: Path, around: list[Path]) -> bool:
+    """Make the folder; not where somebody else has."""
+    try:
+        folder.mkdir()
+    except FileExistsError:
+        return False
+    _reserved[folder] = around
+    return True
+
+
+def _give_back(folder: Path) -> None:
+    """Remove folders that were made for a run if it has not begun; what is not empty stays."""
+    if folder in _reserved:
+        with suppress(OSError):
+            for place in (folder, *_reserved.pop(folder)):
+                place.rmdir()
 
 
 def check_unchanged(changes: dict[str, Any], others: dict[str, Any]) -> None:
@@ -63,6 +96,7 @@ def start(
     """Train `recipe` into the folder `run`, or resume it where there is no recipe; prints what came out."""
     first = os.environ.get("RANK", "0") == "0"
     with ExitStack() as stack:
+        stack.callback(_give_back, run)
         if tensorboard and first:
             stack.enter_context(following(TensorBoard(run / "tensorboard")))
         if recipe is None:
@@ -82,11 +116,13 @@ def start(
 
 def conclusion(summary: dict[str, Any], run: Path) -> str:
     """The result in one line, the paper's under it where there is one, and where to go from here."""
+    wanted = {name: SUMMARY_FIELDS[name] for name in ("epochs", "seconds_per_epoch", "parameters")}
+    check_fields(summary, wanted, run / run_folder.SUMMARY, needed=True)
     results = [f"{metric_title(name)} {value:.2f} %" for name, value in telling(summary).items()]
     results += [f"loss {summary['loss']:.4f}"] if summary.get("loss") is not None else []
     lines = [
         ", ".join(results),
-        f"{_epochs(summary['epochs'])}, {duration(summary['seconds_per_epoch'])} each, "
+        f"{plural(summary['epochs'], 'epoch')}, {duration(summary['seconds_per_epoch'])} each, "
         f"{summary['parameters']:,} parameters",
     ]
     recipe = recipes.load(run / run_folder.RECIPE)
@@ -99,16 +135,12 @@ def conclusion(summary: dict[str, Any], run: Path) -> str:
     return "\n".join([*lines, f"all of it is in {run}; look at it with aaconv eval, plot, report or explore"])
 
 
-def _epochs(number: int) -> str:
-    return "1 epoch" if number == 1 else f"{number} epochs"
-
-
 def _shortened(recipe: Recipe) -> str:
     """What the run did less of than the paper, if it did."""
     if recipe.name not in recipes.names():
         return ""
     usual = recipes.get(recipe.name)
-    parts = [_epochs(usual.epochs)] if recipe.epochs != usual.epochs else []
+    parts = [plural(usual.epochs, "epoch")] if recipe.epochs != usual.epochs else []
     if recipe.train_limit:
         parts.append("all images")
     return f", with {' and '.join(parts)}" if parts else ""

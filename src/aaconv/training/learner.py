@@ -105,6 +105,9 @@ class Learner:
 
     def load(self, tensors: dict[str, Tensors], rest: dict[str, Any]) -> None:
         """Take back what `state` gave. Processes that were not there then keep their own random numbers."""
+        if ("ema" in tensors) != (self.ema is not None):
+            saved, wanted = ("averaged weights", "none") if self.ema is None else ("no averaged weights", "some")
+            raise ValueError(f"it has {saved}, the recipe wants {wanted}: ema is another now")
         self.model.load_state_dict(tensors["model"])
         if self.ema is not None:
             self.ema.module.load_state_dict(tensors["ema"])

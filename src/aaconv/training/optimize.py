@@ -11,6 +11,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from ..recipes.recipe import Recipe
+from ..utils.numbers import is_number
+
+GROUP = "group-"
+"""Before the number of a group, in the names of the tensors that are its own."""
+LIKE_PARAMETERS = ("momentum_buffer", "exp_avg", "exp_avg_sq", "max_exp_avg_sq", "square_avg", "grad_avg")
+"""What optimisers keep in the shape of the parameter; other tensors of theirs are of any shape."""
 
 
 def peak_rate(recipe: Recipe) -> float:
@@ -103,16 +109,68 @@ def optimizer_tensors(optimizer: Optimizer) -> tuple[dict[str, torch.Tensor], di
     for index, values in state["state"].items():
         for name, value in values.items():
             (tensors if isinstance(value, torch.Tensor) else numbers)[f"{index}.{name}"] = value
-    return tensors, {"numbers": numbers, "groups": state["param_groups"]}
+    groups = [dict(group) for group in state["param_groups"]]
+    for index, group in enumerate(groups):
+        for name in [name for name, value in group.items() if isinstance(value, torch.Tensor)]:
+            tensors[f"{GROUP}{index}.{name}"] = group.pop(name)  # LAMB counts its steps so
+    return tensors, {"numbers": numbers, "groups": groups}
+
+
+def _checked_groups(own: list[dict[str, Any]], saved: Any) -> list[dict[str, Any]]:
+    """The saved groups; what a newer torch has besides is as it is by default."""
+    if not isinstance(saved, list) or len(saved) != len(own):
+        raise ValueError(f"its optimizer has not {len(own)} groups of parameters")
+    for ours, theirs in zip(own, saved, strict=True):
+        if not isinstance(theirs, dict) or theirs.get("params") != ours["params"]:
+            raise ValueError("its optimizer has other groups of parameters")
+        if odd := sorted(map(str, theirs.keys() - ours.keys())):
+            raise ValueError(f"its optimizer has {odd[0]!r}, that of the recipe has not: optimizer is another now")
+        for name, value in theirs.items():
+            if not _same_kind(ours[name], value):
+                raise ValueError(f"the {name!r} of its optimizer is {str(value)[:40]!r}")
+    return [ours | theirs for ours, theirs in zip(own, saved, strict=True)]
+
+
+def _same_kind(ours: Any, theirs: Any) -> bool:
+    """Are both numbers, or both truths, texts, lists? JSON makes lists of tuples; on another device a truth is None."""
+    if ours is None or isinstance(ours, bool):
+        return theirs is None or isinstance(theirs, bool) or (ours is None and is_number(theirs))
+    if isinstance(ours, int | float):
+        return is_number(theirs)
+    if isinstance(ours, list | tuple):
+        same_length = isinstance(theirs, list | tuple) and len(ours) == len(theirs)
+        return same_length and all(map(_same_kind, ours, theirs))
+    return isinstance(theirs, type(ours))
+
+
+def _check_state(optimizer: Optimizer, state: dict[int, dict[str, Any]]) -> None:
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    for index, values in state.items():
+        shape = parameters[index].shape
+        for name, value in values.items():
+            if isinstance(value, torch.Tensor):
+                fits = name not in LIKE_PARAMETERS or value.shape == shape
+            else:
+                fits = value is None or isinstance(value, bool | list) or is_number(value)
+            if not fits:
+                raise ValueError(f"the {name!r} of its optimizer does not fit parameter {index}, {list(shape)}")
 
 
 def load_optimizer(optimizer: Optimizer, tensors: dict[str, torch.Tensor], rest: dict[str, Any]) -> None:
-    """Take back what `optimizer_tensors` gave; what is shaped like its parameter gets its memory layout, too."""
+    """Take back what `optimizer_tensors` gave; what is shaped like its parameter gets its memory layout, too.
+
+    A ValueError where it is of another optimiser: that would train on, with whatever was saved.
+    """
     state: dict[int, dict[str, Any]] = {}
+    groups = _checked_groups(optimizer.state_dict()["param_groups"], rest["groups"])
     for key, value in {**tensors, **rest["numbers"]}.items():
         index, _, name = key.partition(".")
-        state.setdefault(int(index), {})[name] = value
-    optimizer.load_state_dict({"state": state, "param_groups": rest["groups"]})
+        if index.startswith(GROUP):
+            groups[int(index.removeprefix(GROUP))][name] = value
+        else:
+            state.setdefault(int(index), {})[name] = value
+    _check_state(optimizer, state)
+    optimizer.load_state_dict({"state": state, "param_groups": groups})
     for parameter, values in optimizer.state.items():
         for name, value in values.items():
             if isinstance(value, torch.Tensor) and value.shape == parameter.shape:

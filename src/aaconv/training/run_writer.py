@@ -12,13 +12,15 @@ from torch import nn
 from .. import recipes
 from ..recipes.recipe import Recipe
 from ..runs import run_folder
-from ..runs.run_folder import Row
+from ..runs.run_types import Row
 from ..tasks.task import Task
+from ..utils.files import remove_stale_drafts
 from ..utils.weights import Tensors
 from . import checkpoint
 from .checkpoint import Checkpoint
 from .run_lock import RunLock
 
+WRITTEN = (*run_folder.OURS, run_folder.CURVES)
 SPEED_COLUMNS = ("epoch", "seconds", "images_per_second", "peak_memory_bytes")
 
 
@@ -38,6 +40,7 @@ class RunWriter:
             if lock is not None:
                 lock.take()
             run_folder.check_free(self.run)  # once more: another trainer may have been there meanwhile
+            remove_stale_drafts(self.run, WRITTEN)
             recipes.save(self.recipe, self.run / run_folder.RECIPE)
             self._describe(device, processes)
         except OSError as error:
@@ -48,8 +51,10 @@ class RunWriter:
         """What the run is resumed from; None: it was ended before its first checkpoint."""
         found = checkpoint.load_newest(self.checkpoints, self.lines.append)
         with self._writing("its environment and weights"):
+            remove_stale_drafts(self.run, WRITTEN)
             self._describe(device, processes)
             if found is not None:
+                checkpoint.prune(self.checkpoints, found.path, self.recipe.keep)
                 self._publish(found.path)
         if found is None:
             self.lines.append(f"{self.run} has no checkpoint yet: starting at the beginning")
@@ -92,8 +97,8 @@ class RunWriter:
             run_folder.write_json(self.run / run_folder.SUMMARY, summary)
         return summary
 
-    def last_good(self) -> str:
-        return checkpoint.last_good(self.checkpoints)
+    def last_good(self, word: str = "good") -> str:
+        return checkpoint.last_good(self.checkpoints, word)
 
     def _publish(self, path: Path) -> None:
         for name, weights in (("model", "last"), ("ema", "ema")):

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from ..utils.distributed import World, total
+from ..utils.numbers import is_whole
 
 
 class RunningSums:
@@ -61,5 +62,10 @@ class RunningSums:
     def load(self, states: list[dict[str, Any]], world: World) -> None:
         """Take back what each process had; where there were more or fewer of them, all get the mean."""
         sums = torch.tensor([state["sums"] for state in states], dtype=torch.float64)
-        self.parts = states[0]["parts"]
+        parts = states[0]["parts"]
+        if sums.shape != (len(states), len(self._sums)) or not is_whole(parts) or parts < 0:
+            raise ValueError(f"its sums are not those of {len(self.names)} metrics")
+        if not sums.isfinite().all():
+            raise ValueError("its sums are not finite")
+        self.parts = parts
         self._sums.copy_(sums[world.rank] if len(states) == world.size else sums.mean(0))

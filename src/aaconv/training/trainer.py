@@ -16,13 +16,16 @@ from .. import recipes
 from ..data.workers import naming_killed_workers
 from ..recipes.recipe import Recipe
 from ..runs import run_folder
-from ..runs.run_folder import Row
+from ..runs.run_types import STATE_FIELDS, Row, check_fields
 from ..tasks.task import Task, create_task
 from ..utils.distributed import World, joined, restarted
+from ..utils.errors import is_out_of_memory, one_line
+from ..utils.terminal import plural
 from ..utils.weights import Tensors
 from . import checkpoint
 from .checkpoint import Checkpoint
 from .learner import GRAPHED, Learner
+from .optimize import peak_rate
 from .progress import Display
 from .run_lock import RunLock
 from .run_writer import RunWriter
@@ -92,10 +95,13 @@ def _run(recipe: Recipe, run: Path, world: World, lock: RunLock, *, again: bool)
         if world.is_main:
             print(f"aaconv: {stopped.line}", file=sys.stderr, flush=True)
         raise
-    except torch.OutOfMemoryError as error:
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        what = "the GPU's memory" if world.device.type == "cuda" else "memory"
         raise ValueError(
-            f"the GPU's memory does not suffice for batch={recipe.batch} in {recipe.accumulate} parts; "
-            f"raise --accumulate or lower --batch ({str(error).splitlines()[0]})"
+            f"{what} does not suffice for batch={recipe.batch} in {plural(recipe.accumulate, 'accumulation step')}; "
+            f"raise --accumulate or lower --batch or --size ({one_line(error)})"
         ) from error
 
 
@@ -119,7 +125,8 @@ class Trainer:
         task: Task | None = None,
         lock: RunLock | None = None,
     ) -> None:
-        self.recipe, self.run, self.world, self.interrupts = recipe, run, world, Interrupts()
+        self.recipe, self.run, self.world = recipe, run, world
+        self.interrupts = Interrupts(answer=world.is_main)
         share = world.size * recipe.accumulate
         if recipe.batch % share:
             raise ValueError(
@@ -216,12 +223,15 @@ class Trainer:
         bad = self.world.lowest(none if bad is None else bad)
         if bad != none:
             step = self.epoch * self.steps_per_epoch + bad // self.recipe.accumulate + 1
-            raise NotFinite(
-                f"the loss is not finite at step {step}, epoch {self.epoch + 1}; {self.writer.last_good()}; "
-                "a smaller lr or clip_grad may help"
-            )
+            raise NotFinite(f"the loss is not finite at step {step}, epoch {self.epoch + 1}; {self._start_again()}")
         if not self.world.lowest(int(self.learner.is_finite())):
-            raise NotFinite(f"a weight is not finite after step {self.steps}; {self.writer.last_good()}")
+            raise NotFinite(f"a weight is not finite after step {self.steps}; {self._start_again()}")
+
+    def _start_again(self) -> str:
+        """What may help a run that diverged: not to resume it, its last checkpoint may be on the way there already."""
+        recipe, lower = self.run / run_folder.RECIPE, peak_rate(self.recipe) / 10
+        last = self.writer.last_good("finite")
+        return f"{last}; start again with a lower lr, or clip_grad: aaconv train --from {recipe} --lr {lower:g}"
 
     def finish_epoch(self) -> None:
         """Evaluate, write down what came out, save, and go to the next epoch."""
@@ -269,7 +279,7 @@ class Trainer:
             return found
         line = f"the {bad} of the evaluation is not finite after step {self.steps}, epoch {self.epoch + 1}"
         if last:
-            raise NotFinite(f"{line}; {self.writer.last_good()}; a smaller lr or clip_grad may help")
+            raise NotFinite(f"{line}; {self._start_again()}")
         self.display.say(f"{line}: it is left out")
         return {}
 
@@ -317,14 +327,16 @@ class Trainer:
 
     def _load(self, found: Checkpoint) -> None:
         state = found.state
+        check_fields(state, STATE_FIELDS, found.path / checkpoint.STATE, needed=True)
         try:
+            _check_position(found, self.steps_per_epoch)
             self.learner.load(found.tensors, state)
             self.sums.load(state["sums"], self.world)
-            self.epoch, self.step, self.seconds = state["epoch"], state["step"], state["seconds"]
+            self.epoch, self.step, self.seconds = state["epoch"], state["step"], float(state["seconds"])
             self.rows, self.speed, self.best = state["rows"], state["speed"], state["best"]
-        except (KeyError, RuntimeError) as error:
-            reason = str(error).splitlines()[0]
-            raise ValueError(f"{found.path} does not fit {self.run / run_folder.RECIPE}: {reason}") from None
+        except (LookupError, RuntimeError, ValueError, TypeError, AttributeError, ArithmeticError) as error:
+            recipe = self.run / run_folder.RECIPE
+            raise ValueError(f"{found.path} does not fit {recipe}: {one_line(error)}") from None
 
     def _finish(self) -> dict[str, Any]:
         parameters = sum(parameter.numel() for parameter in self.learner.model.parameters())
@@ -345,6 +357,16 @@ class Trainer:
     def _stop_clock(self) -> float:
         self.seconds, self._begun = self._elapsed(), None
         return max(self.seconds, 1e-9)
+
+
+def _check_position(found: Checkpoint, steps_per_epoch: int) -> None:
+    """A ValueError where an epoch had another number of steps when the checkpoint was saved."""
+    saved, epoch, step = int(found.path.name.rpartition("-")[2]), found.state["epoch"], found.state["step"]
+    if saved != epoch * steps_per_epoch + step or step > steps_per_epoch:
+        raise ValueError(
+            f"it is of step {saved}, which is not {plural(epoch, 'epoch')} of {plural(steps_per_epoch, 'step')} and "
+            f"{step} more: batch, accumulate or the number of images is another now"
+        )
 
 
 class _Interrupted(Exception):

@@ -3,6 +3,9 @@
 import pickle
 import re
 
+import torch
+
+LONGEST = 300
 _CODES = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -16,5 +19,10 @@ def one_line(error: BaseException) -> str:
         )
     line = next((line.strip() for line in text.splitlines() if line.strip()), "")
     if not line or isinstance(error, LookupError):  # a KeyError says nothing but the key
-        return f"{type(error).__name__} {line}".strip()
-    return line
+        return f"{type(error).__name__} {line}".strip()[:LONGEST]
+    return line[:LONGEST]
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Is it Python's, or torch's on a GPU or a CPU?"""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -2,7 +2,9 @@
 
 import errno
 import os
-from collections.abc import Collection, Iterator
+import re
+import secrets
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -45,19 +47,52 @@ def replacing(path: str | Path) -> Iterator[Path]:
         if path.is_dir():
             raise IsADirectoryError(f"{path} is a folder, not a file to write")
         check_parent(path)
-        target = path.resolve()  # a link stays a link
+        target = resolved(path)  # a link stays a link
         direct = path.exists() and not path.is_file()
     if direct:
         with naming_unwritable(path, [path]):
             yield path
         return
-    draft = target.with_name(f".{target.stem}.{os.getpid()}{target.suffix}")
+    # Nobody can guess it, and so nobody can have made it a link to something else.
+    draft = target.with_name(f".{target.stem[:150]}.{os.getpid()}-{secrets.token_hex(8)}{target.suffix}")
     with naming_unwritable(path, [path, target, draft]):
         try:
             yield draft
             os.replace(draft, target)
         finally:
             draft.unlink(missing_ok=True)
+
+
+def resolved(path: str | Path) -> Path:
+    """The absolute path without links; an OSError where they lead round in a circle."""
+    try:
+        return Path(path).resolve()
+    except RuntimeError:  # of Python before 3.13
+        raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path)) from None
+
+
+def remove_stale_drafts(folder: Path, names: Iterable[str]) -> None:
+    """Remove what `replacing` left in a folder of these files when its process was killed.
+
+    Only for one who alone writes them: drafts of a process that runs here stay, but other machines are not asked.
+    """
+    for name in names:
+        stem, suffix = re.escape(Path(name).stem[:150]), re.escape(Path(name).suffix)
+        pattern = re.compile(rf"\.{stem}\.(\d+)(-[0-9a-f]{{16}})?{suffix}")
+        for path in folder.iterdir():
+            match = pattern.fullmatch(path.name)
+            if match and not _is_alive(int(match[1])):
+                path.unlink(missing_ok=True)
+
+
+def _is_alive(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True
 
 
 def check_parent(path: Path) -> None:

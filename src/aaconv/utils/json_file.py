@@ -5,6 +5,13 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+DEEPEST = 100
+"""Levels of lists and mappings: nobody writes more, and what walks through them calls itself for each."""
+
+_TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
+_NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
 
 
@@ -15,13 +22,21 @@ def read_json(path: str | Path) -> Any:
 
 def parse_json(data: bytes, name: str | Path) -> Any:
     """The value of a JSON text, which is called `name` in errors."""
+    # Brackets in texts count at first: they are rarely so many, and to leave them out takes long in a large file.
+    if _depth(data) > DEEPEST and _depth(_TEXT.sub(b"", data)) > DEEPEST:
+        raise ValueError(f"{name} is not opened: its JSON is nested too deeply, more than {DEEPEST} levels")
     try:
         found = json.loads(data)
         return _whole_letters(found) if _SURROGATE.search(data) else found
-    except RecursionError:
-        raise ValueError(f"{name} is not opened: its JSON is nested too deeply") from None
     except ValueError as error:
         raise ValueError(f"{name} is not JSON: {error}") from None
+
+
+def _depth(data: bytes) -> int:
+    """How many brackets are open at most."""
+    brackets = np.frombuffer(data.translate(None, _NO_BRACKETS), np.uint8)
+    opens = (brackets == ord("[")) | (brackets == ord("{"))
+    return int(np.where(opens, 1, -1).cumsum().max(initial=0))
 
 
 def _whole_letters(value: Any) -> Any:

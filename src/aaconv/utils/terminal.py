@@ -33,6 +33,11 @@ def new_table(*columns: str, right: Collection[str] = (), fold: bool = False, he
     return table
 
 
+def plural(number: int, word: str) -> str:
+    """1 image, 2 images, 1,000 images."""
+    return f"{number:,} {word}{'s' * (number != 1)}"
+
+
 def readable_bytes(size: int) -> str:
     """1.50 MiB, and so on."""
     if size >= 2**30:
