@@ -13,7 +13,6 @@ from aaconv.cli import command_line
 from aaconv.cli.parsing import Parser
 
 
-
 def command_line_page() -> str:
     return "\n\n".join(part for path, parser in _commands(command_line()) for part in _command(path, parser))
 

@@ -18,7 +18,12 @@ from package_tables import models_table, recipes_table
 import aaconv
 
 ROOT = Path(__file__).parents[2]
-OUTSIDE = {"index.md": "README.md", "log.md": "LOG.md", "changelog.md": "CHANGELOG.md", "contributing.md": "CONTRIBUTING.md"}
+OUTSIDE = {
+    "index.md": "README.md",
+    "log.md": "LOG.md",
+    "changelog.md": "CHANGELOG.md",
+    "contributing.md": "CONTRIBUTING.md",
+}
 FILLED = {"models": models_table, "recipes": recipes_table, "command line": command_line_page}
 LIVE, EXPLORED = "live.html", ROOT / "runs/docs-demo-aa"
 
