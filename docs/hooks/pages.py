@@ -1,4 +1,4 @@
-"""What mkdocs adds to the pages beside this folder: tables made of the package itself, and pages that lie outside of it.
+"""What mkdocs adds to the pages beside this folder: tables made of the package itself, and pages that lie outside.
 
 A page says `<!-- models -->` where the table of the models belongs. README.md is the first page of the site, and
 LOG.md, CHANGELOG.md and CONTRIBUTING.md are pages of it. live.html is written by `aaconv explore`.
@@ -24,8 +24,19 @@ OUTSIDE = {
     "changelog.md": "CHANGELOG.md",
     "contributing.md": "CONTRIBUTING.md",
 }
-FILLED = {"models": models_table, "recipes": recipes_table, "command line": command_line_page}
 LIVE, EXPLORED = "live.html", ROOT / "runs/docs-demo-aa"
+FRAME = f"""\
+<iframe class="live" src="../{LIVE}" title="The explorer's page of the demo's network" loading="lazy"></iframe>
+
+The page of the demo's network, live: point at the image. <a href="../{LIVE}">Alone in the window</a>.
+"""
+FILLED = {
+    "models": models_table,
+    "recipes": recipes_table,
+    "command line": command_line_page,
+    "live": lambda: FRAME,
+}
+LINK = re.compile(r"\[([^\]]*)\]\((?!https?://|#)([^)#]+)(#[^)]*)?\)")
 
 # Below mkdocs: what is logged there as a warning ends a strict build.
 log = logging.getLogger("mkdocs.hooks.aaconv")
@@ -33,7 +44,8 @@ log = logging.getLogger("mkdocs.hooks.aaconv")
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     for page, source in OUTSIDE.items():
-        files.append(File.generated(config, page, content=_moved((ROOT / source).read_text(encoding="utf-8"))))
+        text = (ROOT / source).read_text(encoding="utf-8")
+        files.append(File.generated(config, page, content=_linked(text, ROOT)))
     files.append(File.generated(config, LIVE, content=_live_page()))
     return files
 
@@ -41,14 +53,24 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
     if page.file.src_uri == "api.md":
         _check_public_names(markdown)
+    if page.file.src_uri not in OUTSIDE:
+        markdown = _linked(markdown, ROOT / "docs")
     return re.sub(r"^<!-- (.+) -->$", lambda found: FILLED[found[1]](), markdown, flags=re.MULTILINE)
 
 
-def _moved(markdown: str) -> str:
-    """Links from the root of the repository, as they are from this folder."""
-    for page, source in OUTSIDE.items():
-        markdown = markdown.replace(f"]({source})", f"]({page})")
-    return markdown.replace("](docs/", "](")
+def _linked(markdown: str, folder: Path) -> str:
+    """Links from a folder of the repository as they are from docs; to files that are not on the site, words alone."""
+    pages = {(ROOT / source).resolve(): page for page, source in OUTSIDE.items()}
+
+    def link(found: re.Match[str]) -> str:
+        words, target, anchor = found[1], (folder / found[2]).resolve(), found[3] or ""
+        if target in pages:
+            return f"[{words}]({pages[target]}{anchor})"
+        if target.is_relative_to(ROOT / "docs"):
+            return f"[{words}]({target.relative_to(ROOT / 'docs').as_posix()}{anchor})"
+        return words if target.exists() else found[0]  # what leads nowhere is reported by mkdocs
+
+    return LINK.sub(link, markdown)
 
 
 def public_names() -> list[str]:
@@ -72,7 +94,7 @@ def _check_public_names(markdown: str) -> None:
 
 
 def _live_page() -> str:
-    """The explorer's page of the demo's network, which is trained for it once: a minute or two."""
+    """The explorer's page of the demo's network, which is trained for it once: half a minute."""
     from aaconv import recipes
     from aaconv.demo import examples, one_thread
     from aaconv.explore.page import render

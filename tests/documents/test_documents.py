@@ -1,4 +1,4 @@
-"""README.md, LOG.md and docs/: examples run, commands parse, links lead somewhere. tests/layers has docs/operator.md."""
+"""README.md, LOG.md and docs/: examples run, commands parse, links lead somewhere. docs/operator.md: tests/layers."""
 
 import re
 import runpy
@@ -7,7 +7,7 @@ import shlex
 import pytest
 import torch
 
-from aaconv.cli import _parse
+from aaconv.cli import _parse, command_line
 from support.places import REPOSITORY
 
 PAGES = {
@@ -26,16 +26,20 @@ def blocks(language, name):
 
 
 def commands(name):
-    """Every `aaconv ...` of the shell blocks, and those in back quotes that name a file or an option."""
-    lines = [line for block in blocks("sh", name) for line in block.replace("\\\n", " ").splitlines()]
-    inline = [
-        one.replace("\n", " ")
-        for one in re.findall(r"`([^`]+)`", re.sub(r"```.*?```", "", TEXTS[name], flags=re.DOTALL))
-    ]
-    for line in (*lines, *inline):
-        found = re.match(r"(?:\w+=\S+ )?aaconv (?=\w)(.+?)(?: >>? .*)?$", line.split("  #")[0].strip())
-        if found and "..." not in found[1].split() and "COMMAND" not in found[1]:
+    """Every whole `aaconv ...` of the shell blocks and indented ones."""
+    indented = re.findall(r"^    (aaconv .*(?:\n        .*)*)", TEXTS[name], flags=re.MULTILINE)
+    text = "\n".join((*blocks("sh", name), *indented)).replace("\\\n", " ")
+    for line in text.splitlines():
+        found = re.match(r"(?:\w+=\S+ )?aaconv (.+?)(?: >>? .*)?$", re.split(r"\s+#", line.strip())[0])
+        if found:
             yield found[1]
+
+
+def mentions(name):
+    """Words of `aaconv ...` in back quotes, which need not be whole."""
+    prose = re.sub(r"^```.*?^```", "", TEXTS[name], flags=re.DOTALL | re.MULTILINE)
+    for found in re.findall(r"`aaconv ([a-z][^`]*)`", prose):
+        yield found.split()
 
 
 @pytest.mark.slow
@@ -55,9 +59,22 @@ def test_the_examples_of_a_page_run_one_after_another(name, tmp_path, monkeypatc
 def test_the_commands_of_a_page_are_ones_that_aaconv_takes(name, capsys):
     for command in commands(name):
         try:
-            _parse(shlex.split(command.replace("[", "").replace("]", "")))
+            _parse(shlex.split(command))
         except SystemExit:
             pytest.fail(f"aaconv {command}: {capsys.readouterr().err}")
+
+
+@pytest.mark.parametrize("name", [name for name in PAGES if any(mentions(name))])
+def test_the_commands_and_options_that_a_page_mentions_exist(name, capsys):
+    parser = command_line()
+    for words in mentions(name):
+        try:
+            command = parser.find(words[:1] if words[0] not in ("bench", "data") else words[:2])
+        except SystemExit:
+            pytest.fail(capsys.readouterr().err)
+        for word in words:
+            if word.startswith("--") and not word.startswith("--model."):
+                assert word in command.option_strings(), " ".join(words)
 
 
 @pytest.mark.parametrize("name", PAGES)
