@@ -1,4 +1,4 @@
-"""A griffe extension: arguments in our docstrings, `name: what it means`, become a list."""
+"""A griffe extension: arguments in our docstrings, `name: what it means`, become a list, examples code."""
 
 import re
 from typing import Any
@@ -13,11 +13,12 @@ class ArgumentList(griffe.Extension):
 
     def on_function(self, *, func: griffe.Function, **kwargs: Any) -> None:
         if func.docstring:
-            func.docstring.value = as_list(func.docstring.value, {parameter.name for parameter in func.parameters})
+            known = {parameter.name for parameter in func.parameters}
+            func.docstring.value = as_list(as_code(func.docstring.value), known)
 
     def on_class(self, *, cls: griffe.Class, **kwargs: Any) -> None:
         if cls.docstring:
-            cls.docstring.value = as_list(cls.docstring.value, None)
+            cls.docstring.value = as_list(as_code(cls.docstring.value), None)
 
 
 def as_list(text: str, known: set[str] | None) -> str:
@@ -36,3 +37,9 @@ def as_list(text: str, known: set[str] | None) -> str:
             inside = inside and line.startswith(" ")
             lines.append(line)
     return "\n".join(lines)
+
+
+def as_code(text: str) -> str:
+    """Paragraphs of examples (`>>> `) between fences: Markdown would take them for quotations."""
+    parts = re.split(r"\n\n", text)
+    return "\n\n".join(f"```pycon\n{part}\n```" if part.startswith(">>> ") else part for part in parts)
