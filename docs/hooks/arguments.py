@@ -24,19 +24,26 @@ class ArgumentList(griffe.Extension):
 def as_list(text: str, known: set[str] | None) -> str:
     """Lines `name: ...` with names of arguments (None: any that are not capitalised) as items, what follows them
     indented as a part of the item."""
-    lines, inside = [], False
+    lines, inside, code = [], False, False
     for line in text.splitlines():
+        code ^= line.startswith("```")
         found = ARGUMENT.fullmatch(line)
         names = re.split(r" \| |, ", found[1]) if found else []
         if found and all(name in known if known is not None else name.islower() for name in names):
             if not inside:
                 lines.append("")
-            lines.append(f"- {', '.join(f'`{name}`' for name in names)}: {found[2]}")
+            lines.append(f"- {', '.join(f'`{name}`' for name in names)}: {plain(found[2])}")
             inside = True
         else:
             inside = inside and line.startswith(" ")
-            lines.append(line)
+            lines.append(line if code or (line.startswith("    ") and not inside) else plain(line))
     return "\n".join(lines)
+
+
+def plain(line: str) -> str:
+    """Stars of products and numbers at the beginning of a line, which Markdown would take for its own."""
+    line = re.sub(r"^(\s*\d+)\. ", r"\1\\. ", line)
+    return "".join(part if part.startswith("`") else part.replace("*", "\\*") for part in re.split(r"(`[^`]*`)", line))
 
 
 def as_code(text: str) -> str:

@@ -94,7 +94,7 @@ def test_the_description_of_the_package_has_no_relative_links():
     for text in (without, under):
         assert not LINK.findall(text.replace("(#", "(https://"))
     assert "![" not in without
-    assert "(https://x/y/raw/main/docs/explorer.png)" in under
+    assert "(https://x/y/raw/main/docs/explorer-heads.png)" in under
     assert "(https://x/y/blob/main/LOG.md)" in under
 
 
