@@ -37,7 +37,7 @@ def attend_2d(
 
         q_i . (k_j + rel_w[jx - ix] + rel_h[jy - iy]) / sqrt(dk / num_heads)
 
-    with rel_h [2*height - 1, dk / num_heads] (index 0 is the offset -(height - 1)) or one such table a head
+    with rel_h [2*height - 1, dk / num_heads] (index 0 is the offset -(height - 1)) or one such table per head
     [num_heads, 2*height - 1, dk / num_heads], rel_w alike; both None leave the relative term out.
 
     backend: "triton", "sdpa", "eager", or None for the fastest that can run here (see set_default_backend). A named

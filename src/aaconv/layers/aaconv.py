@@ -296,7 +296,7 @@ class AAConv2d(AAConvNd):
     position: "relative", "none", "sinusoidal" or "coordconv".
     downsample: attend at half the resolution: 3x3 average pooling before, bilinear resizing after. A number
         halves it so often.
-    share_heads: one pair of relative tables for all heads (the paper's text), or one a head.
+    share_heads: one pair of relative tables for all heads (the paper's text), or one per head.
     attention_bias: biases in the two 1x1 projections.
     init: "scaled" draws the tables with standard deviation (key_channels / num_heads) ** -0.5; "literal" reads the
         paper's listing to the letter: that value is the mean, and the deviation is 1. "unit" draws tables, queries and

@@ -55,7 +55,7 @@ def create_model(name: str, **options: Any) -> nn.Module:
     >>> create_model("aa_resnet51")
     Traceback (most recent call last):
         ...
-    ValueError: there is no model 'aa_resnet51'; did you mean aa_resnet50, aa_resnet18, aa_resnet152?
+    ValueError: unknown model 'aa_resnet51'; did you mean aa_resnet50, aa_resnet18, aa_resnet152?
     """
     check_name(name)
     return timm.create_model(name, **options)
@@ -76,7 +76,7 @@ def check_name(name: str) -> None:
     if not timm.is_model(architecture):
         near = get_close_matches(name, list_models(), n=3) or get_close_matches(name, timm.list_models(), n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() has all names"
-        raise ValueError(f"there is no model {name!r}; {hint}")
+        raise ValueError(f"unknown model {name!r}; {hint}")
     try:
         timm.get_pretrained_cfg(name)
     except RuntimeError:
