@@ -219,6 +219,16 @@ def test_bad_arguments_are_named(change, message):
         attend_2d(**arguments)
 
 
+@pytest.mark.parametrize(
+    ("device", "dtype", "runs"),
+    [("cuda", torch.float64, False), ("cuda", torch.float32, True), ("cpu", torch.float64, True)],
+)
+def test_float64_has_no_fused_kernel_on_a_gpu(device, dtype, runs):
+    with FakeTensorMode():
+        qkv = torch.empty(1, 2, 2, 20, dtype=dtype, device=device)
+    assert (sdpa.why_not(qkv, None, None, num_heads=2, key_channels=8) is None) == runs
+
+
 def test_a_named_backend_that_cannot_run_says_why(monkeypatch):
     qkv = torch.zeros(1, 2, 2, 20, dtype=torch.complex64)
     with pytest.raises(ValueError, match=r"backend='sdpa' cannot run: .*complex64"):
