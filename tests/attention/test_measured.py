@@ -45,10 +45,10 @@ class OnGpu(torch.Tensor):
 
 
 def test_the_order_in_which_backends_are_asked():
-    sizes = {"num_heads": 1, "key_channels": 64}
-    qkv, table = torch.zeros(1, 2, 2, 192), torch.zeros(3, 64)
-    assert _fastest_first(qkv, table, table, **sizes) == ["triton", "sdpa", "eager"]
-    there = qkv.as_subclass(OnGpu)
-    assert _fastest_first(there, table, table, **sizes) == ["sdpa", "triton", "eager"]
-    assert _fastest_first(there.bfloat16(), table, table, **sizes) == ["triton", "sdpa", "eager"]
-    assert _fastest_first(there.bfloat16(), None, None, **sizes) == ["sdpa", "triton", "eager"]
+    triton_first, sdpa_first = ["triton", "sdpa", "eager"], ["sdpa", "triton", "eager"]
+    here = torch.zeros(1, 2, 2, 192)
+    there = here.as_subclass(OnGpu)
+    assert _fastest_first(here, True, 1, 64) == triton_first
+    assert _fastest_first(there, True, 1, 64) == sdpa_first
+    assert _fastest_first(there.bfloat16(), True, 1, 64) == triton_first
+    assert _fastest_first(there.bfloat16(), False, 1, 64) == sdpa_first

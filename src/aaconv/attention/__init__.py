@@ -159,7 +159,7 @@ def choose_backend(
         if reason is not None:
             raise ValueError(f"backend={named!r} cannot run: {reason}; backend=None takes the fastest that can")
         return named
-    for name in _fastest_first(*arguments, **options):
+    for name in _fastest_first(qkv, rel_h is not None, num_heads, key_channels):
         reason = BACKENDS[name].why_not(*arguments, **options)
         if reason is None:
             return name
@@ -167,12 +167,10 @@ def choose_backend(
     raise AssertionError("the eager backend refuses nothing")
 
 
-def _fastest_first(
-    qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads: int, key_channels: int
-) -> list[str]:
+def _fastest_first(qkv: Tensor, positions: bool, num_heads: int, key_channels: int) -> list[str]:
     """All backends in the order in which attend_2d asks whether they can run."""
     value_depth = (qkv.shape[3] - 2 * key_channels) // num_heads
-    if qkv.is_cuda and prefers_sdpa(qkv.dtype, rel_h is not None, key_channels // num_heads, value_depth):
+    if qkv.is_cuda and prefers_sdpa(qkv.dtype, positions, key_channels // num_heads, value_depth):
         return ["sdpa", "triton", "eager"]
     return list(BACKENDS)
 

@@ -3,6 +3,7 @@
 import platform
 from collections.abc import Iterable
 from importlib.metadata import PackageNotFoundError, version
+from typing import Any
 
 import torch
 from rich.table import Table
@@ -132,7 +133,7 @@ def pick(attention: Attention, device: torch.device, dtype: torch.dtype) -> tupl
 
 def _arguments(attention: Attention, device: torch.device, dtype: torch.dtype) -> tuple[list[torch.Tensor], dict]:
     height, width, num_heads, key_channels, value_channels = attention
-    like = {"device": device, "dtype": dtype}
+    like: dict[str, Any] = {"device": device, "dtype": dtype}
     qkv = torch.empty(1, height, width, 2 * key_channels + value_channels, **like)
     tables = [torch.empty(2 * side - 1, key_channels // num_heads, **like) for side in (height, width)]
     return [qkv, *tables], {"num_heads": num_heads, "key_channels": key_channels}

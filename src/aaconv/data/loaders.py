@@ -40,7 +40,7 @@ class DeviceLoader(Loader):
         super().__init__(dataset, batch_size, **options)
         plain = CropAndFlip(pad=0, flip=False)
         self.augmentation = (augmentation or dataset.augmentation) if self.train else plain
-        self.size = tuple(dataset.images.shape[1:3])
+        self.size = dataset.images.shape[1], dataset.images.shape[2]
         self.padded = pad_images(dataset.images.to(self.device), self.augmentation.pad, dataset.mean)
         self.labels = dataset.labels.to(self.device)
 
@@ -68,7 +68,8 @@ class WorkerLoader(SampleLoader):
     def __init__(self, dataset: Dataset, batch_size: int, *, transform: v2.Transform, **options: Any) -> None:
         super().__init__(dataset, batch_size, samples=partial(_Transformed, dataset, transform), **options)
 
-    def pack(self, images: Tensor, labels: Tensor) -> Batch:
+    def pack(self, images: Tensor, *others: Tensor) -> Batch:
+        (labels,) = others
         return images, labels
 
 

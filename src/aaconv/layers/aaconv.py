@@ -32,7 +32,7 @@ from .tracing import leaf
 
 __all__ = ["AAConv1d", "AAConv2d", "AAConvNd", "attention_channels"]
 
-Pair = int | tuple[int, int]
+Pair = int | tuple[int, ...]
 
 
 class AAConvNd(RelativeTables):
@@ -40,7 +40,7 @@ class AAConvNd(RelativeTables):
     [batch, channels, height, width]; a sequence is a map of one row."""
 
     dimensions: int
-    conv_class: type[nn.Module]
+    conv_class: type[nn.Conv1d] | type[nn.Conv2d]
 
     def __init__(
         self,
@@ -107,11 +107,11 @@ class AAConvNd(RelativeTables):
         self.position_name, self.position = position, make_position(position)
 
         factory = {"device": device, "dtype": dtype}
-        self.conv = None
+        self.conv: nn.Conv1d | nn.Conv2d | None = None
         if conv_channels := out_channels - self.value_channels:
             check_groups(out_channels, self.value_channels, self.num_heads, groups)
-            place = (stride, self.padding, dilation, groups, bias, padding_mode)
-            self.conv = self.conv_class(in_channels, conv_channels, kernel_size, *place, **factory)
+            place: tuple[Any, ...] = (kernel_size, stride, self.padding, dilation, groups, bias, padding_mode)
+            self.conv = self.conv_class(in_channels, conv_channels, *place, **factory)
         self.qkv = nn.Conv2d(in_channels + self.position.extra_channels, 2 * dk + dv, 1, bias=attention_bias, **factory)
         self._draw_queries_and_keys()
         self.project = nn.Conv2d(dv, dv, 1, bias=attention_bias, **factory)
@@ -120,7 +120,7 @@ class AAConvNd(RelativeTables):
             make_lazy(self)
 
     @classmethod
-    def from_conv(cls, conv: nn.Module, *, pads_itself: bool = False, **options: Any) -> Self:
+    def from_conv(cls, conv: nn.Conv1d | nn.Conv2d, *, pads_itself: bool = False, **options: Any) -> Self:
         """Augment an existing convolution; the channels that stay convolutional keep its weights.
 
         pads_itself: its forward pads to "same" whatever its padding attribute says (timm's Conv2dSame).
@@ -177,7 +177,7 @@ class AAConvNd(RelativeTables):
 
     def make_tables(self, height: int, width: int) -> None:
         """Make tables that are still lazy for inputs of height x width, without a forward; others stay as they are."""
-        if is_lazy(self.rel_w):
+        if self.rel_w is not None and is_lazy(self.rel_w):
             map_seen = torch.empty(1, self.in_channels, height, width, device="meta")
             initialize(self, self._from_map(map_seen))
 

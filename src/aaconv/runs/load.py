@@ -53,6 +53,12 @@ class TrainedModel:
     crop: float = EVAL_CROP
     """The part of an image's shorter side that the network is evaluated on."""
 
+    @property
+    def run_recipe(self) -> Recipe:
+        """The recipe of a run, where it is known to be one."""
+        assert self.recipe is not None
+        return self.recipe
+
 
 def load_model(
     source: str | Path,
@@ -75,7 +81,7 @@ def load_model(
         return _load_run(Path(source), weights, device)
     if isinstance(source, Path) or "/" in source or source.startswith("."):
         check_run(source, "and models have no slash in their names")
-    return _load_named(source, weights, pretrained, options or {}, num_classes, device)
+    return _load_named(str(source), weights, pretrained, options or {}, num_classes, device)
 
 
 def _load_run(run: Path, weights: str | Path | None, device: torch.device | str) -> TrainedModel:
@@ -129,7 +135,7 @@ def _load_named(
         if weights in WEIGHTS:
             raise ValueError(f"weights {weights!r} belong to a run folder; of a model name a file of weights")
         fill(model, Path(weights))
-    known = model.pretrained_cfg
+    known: Any = model.pretrained_cfg
     own_head = pretrained and num_classes is None
     return TrainedModel(
         model=model.to(device).eval(),

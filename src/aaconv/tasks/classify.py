@@ -77,8 +77,8 @@ class Classify(Task):
         correct = (logits.detach().argmax(1) == labels).float().mean()
         return loss, {"top1": 100 * correct}
 
-    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-        return count(model, batches, len(self.data_info().classes)).metrics()
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float | None]:
+        return {**count(model, batches, len(self.data_info().classes)).metrics()}
 
 
 @dataclass(frozen=True)

@@ -68,8 +68,8 @@ class Task(ABC):
         except (MemoryError, ConnectionError):
             raise
         except Exception as error:  # each network has errors of its own
-            options = str(model.options)[:200]
-            raise ValueError(f"{model.name[:80]} cannot be built with {options}: {one_line(error)}") from None
+            given = str(model.options)[:200]
+            raise ValueError(f"{model.name[:80]} cannot be built with {given}: {one_line(error)}") from None
 
     @abstractmethod
     def loaders(self, batch: int, world: World) -> tuple[Loader, Loader]:

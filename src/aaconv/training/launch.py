@@ -27,11 +27,12 @@ the first steps; demo-plain, demo-se, demo-aa and detection-demo take minutes.""
 
 def choose(name: str | None, source: str | None, changes: dict[str, Any], device: str | None = None) -> Recipe:
     """The recipe of that name, or of a YAML file, with the changes made."""
-    if (name is None) == (source is None):
+    if name is not None and source is None:
+        recipe = for_machine(recipes.get(name), changes, gpu=pick_device(device).type == "cuda", cores=cores())
+    elif source is not None and name is None:
+        recipe = recipes.load(source)
+    else:
         raise ValueError("name a recipe (`aaconv recipes` lists them), or a file with --from, or a run with --resume")
-    recipe = recipes.get(name) if source is None else recipes.load(source)
-    if source is None:
-        recipe = for_machine(recipe, changes, gpu=pick_device(device).type == "cuda", cores=cores())
     recipe = recipes.override(recipe, changes)
     check_optimizer(recipe)
     return recipe
@@ -129,7 +130,7 @@ def conclusion(summary: dict[str, Any], run: Path) -> str:
     if recipe.holdout:
         lines[0] += f", on {recipe.holdout:,} training images held out"
     row = recipes.paper_row(recipe)
-    if row is not None and not (recipe.holdout or recipe.eval_limit):
+    if row is not None and recipe.evidence is not None and not (recipe.holdout or recipe.eval_limit):
         values = ", ".join(f"{name} {row.cells[name]}" for name in TITLES.values() if name in row.cells)
         lines.append(f"the paper: {values} (table {recipe.evidence.table}, {row.name}){_shortened(recipe)}")
     return "\n".join([*lines, f"all of it is in {run}; look at it with aaconv eval, plot, report or explore"])
