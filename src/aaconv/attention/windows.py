@@ -131,17 +131,18 @@ def attend(
 ) -> Tensor:
     """[batch, height, width, 2*dk + dv] -> [batch, height, width, dv], through attend_decomposed."""
     down, across = window.rows.dilation, window.columns.dilation
-    sizes = {"num_heads": num_heads, "key_channels": key_channels, "attend_decomposed": attend_decomposed}
-    if down == across == 1:
-        return _attend_tiles(qkv, rel_h, rel_w, window, **sizes)
-    # Pixels that a dilation keeps apart never see each other: so many smaller maps.
     alone = Window(window.rows._replace(dilation=1), window.columns._replace(dilation=1))
+
+    def attend_part(part: Tensor) -> Tensor:
+        return _attend_tiles(part, rel_h, rel_w, alone, num_heads, key_channels, attend_decomposed)
+
+    if down == across == 1:
+        return attend_part(qkv)
+    # Pixels that a dilation keeps apart never see each other: so many smaller maps.
     height, width = qkv.shape[1:3]
     rows = []
     for y in range(min(down, height)):
-        of_row = [
-            _attend_tiles(qkv[:, y::down, x::across], rel_h, rel_w, alone, **sizes) for x in range(min(across, width))
-        ]
+        of_row = [attend_part(qkv[:, y::down, x::across]) for x in range(min(across, width))]
         rows.append(_interleave(of_row, width, 2))
     return _interleave(rows, height, 1)
 
@@ -158,7 +159,6 @@ def _attend_tiles(
     rel_h: Tensor | None,
     rel_w: Tensor | None,
     window: Window,
-    *,
     num_heads: int,
     key_channels: int,
     attend_decomposed: Decomposed,
