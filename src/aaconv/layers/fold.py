@@ -39,7 +39,7 @@ def _scale(conv: nn.Module, scale: Tensor, shift: Tensor) -> None:
 def _check(layer: AAConvNd, norm: nn.Module) -> None:
     if layer.training or norm.training:
         raise ValueError("a batch norm is folded in eval mode: call eval() on the layer and on the norm first")
-    if not isinstance(norm, nn.modules.batchnorm._BatchNorm) or norm.running_mean is None:
+    if not isinstance(norm, _NORMS) or norm.running_mean is None:
         raise ValueError(f"only a batch norm with running statistics can be folded, got {type(norm).__name__}")
     if type(norm).forward not in _KNOWN:
         raise ValueError(
@@ -49,4 +49,5 @@ def _check(layer: AAConvNd, norm: nn.Module) -> None:
         raise ValueError(f"the layer has {layer.out_channels} channels, the batch norm {norm.num_features}")
 
 
-_KNOWN = {kind.forward for kind in (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)}
+_NORMS = (nn.BatchNorm1d, nn.BatchNorm2d, nn.SyncBatchNorm)
+_KNOWN = {kind.forward for kind in _NORMS}
