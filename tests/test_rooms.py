@@ -24,7 +24,7 @@ MAY_IMPORT = {
     "inference": "utils data detection models recipes tasks runs",
     "paper": "utils cost recipes runs",
     "explore": "utils attention layers data models runs inference",
-    "export": "utils attention layers data detection cost recipes runs inference",
+    "export": "utils attention layers data detection models cost recipes runs inference",
     "benchmark": "utils attention layers data models recipes tasks training",
     "cli": "utils attention layers data detection models cost recipes tasks runs training inference paper explore"
     " export benchmark demo",

@@ -25,7 +25,8 @@ def peak_rate(recipe: Recipe) -> float:
 
 
 def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
-    """timm's optimiser of that name; weight decay for all parameters, as in the paper, except `no_decay`."""
+    """timm's optimiser of that name; weight decay for all parameters, as in the paper, except `no_decay` and those
+    that augment(combine="add") excludes."""
     groups = _groups(recipe, model)
     parameters = [parameter for group in groups for parameter in group["params"]]
     options: dict[str, Any] = {}
@@ -55,7 +56,7 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
 def _groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
     """The parameters, and in a group of their own those that are excluded from weight decay."""
     named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    kept = set()
+    kept = _excluded_by_augment(model) & named.keys()
     for pattern in recipe.no_decay:
         found = {name for name in named if fnmatchcase(name, pattern)}
         if not found:
@@ -65,6 +66,13 @@ def _groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
     groups: list[dict[str, Any]] = [{"params": [parameter for name, parameter in named.items() if name not in kept]}]
     groups += [{"params": [named[name] for name in named if name in kept], "weight_decay": 0.0}]
     return [group for group in groups if group["params"]]
+
+
+def _excluded_by_augment(model: nn.Module) -> set[str]:
+    """What the networks that augment has changed name by timm's convention, each for itself: tables, gates, and what
+    the network named before. Not what the classes of other networks name: here they are trained as the paper's are."""
+    changed = {path: part for path, part in model.named_modules() if "no_weight_decay" in vars(part)}
+    return {f"{path}.{name}".removeprefix(".") for path, part in changed.items() for name in part.no_weight_decay()}
 
 
 def make_schedule(recipe: Recipe, optimizer: Optimizer, steps_per_epoch: int) -> Scheduler:

@@ -1,0 +1,36 @@
+"""Parameters that weight decay would harm, named as timm's optimizers ask for them: model.no_weight_decay()."""
+
+from dataclasses import dataclass
+
+from torch import nn
+
+from .aaconv import AAConvNd
+
+
+def no_weight_decay(model: nn.Module) -> set[str]:
+    """The names of what the AAConv layers of a model leave out of weight decay; augment(combine="add") provides it.
+
+    For a network that is written with AAConv2d(combine="add"):
+
+        def no_weight_decay(self):
+            return aaconv.layers.no_weight_decay(self)
+    """
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, AAConvNd)}
+    return {f"{name}.{own}".removeprefix(".") for name, layer in layers.items() for own in layer.no_weight_decay()}
+
+
+@dataclass(frozen=True)
+class Excluded:
+    """What stands in a model's `no_weight_decay`: a call gives the names. Copies and pickles of the model keep it."""
+
+    names: frozenset[str]
+
+    def __call__(self) -> set[str]:
+        return set(self.names)
+
+
+def exclude_from_weight_decay(model: nn.Module) -> None:
+    """Let the model name its layers' parameters, beside those that it names already."""
+    own = getattr(model, "no_weight_decay", set)()
+    if (names := no_weight_decay(model)) and not isinstance(model, AAConvNd):
+        model.no_weight_decay = Excluded(frozenset(names | set(own)))
