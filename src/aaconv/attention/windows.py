@@ -34,6 +34,10 @@ class Axis(NamedTuple):
         """Whether every query sees the whole side."""
         return self.dilation == 1 and self.window >= length
 
+    def keys(self, length: int) -> int:
+        """Keys that a query sees, at most."""
+        return min(self.window, math.ceil(length / self.dilation))
+
     def start(self, query: int, length: int) -> int:
         """The first key that a query sees, for a dilation of 1."""
         middle = min(query // self.stride * self.stride + self.stride // 2, length - 1)
@@ -61,6 +65,20 @@ class Window(NamedTuple):
 
     rows: Axis
     columns: Axis
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """(rows, columns) that the tables are made for."""
+        return self.rows.window, self.columns.window
+
+    def __str__(self) -> str:
+        names = ("window", "window_stride", "window_dilation")
+        pairs = zip(names, zip(*self, strict=True), (0, 1, 1), strict=True)
+        return ", ".join(f"{name}={pair}" for name, pair, usual in pairs if set(pair) != {usual})
+
+    def keys(self, height: int, width: int) -> tuple[int, int]:
+        """(rows, columns) that a query sees on a map of height x width, at most."""
+        return self.rows.keys(height), self.columns.keys(width)
 
     def covers(self, height: int, width: int) -> bool:
         return self.rows.covers(height) and self.columns.covers(width)

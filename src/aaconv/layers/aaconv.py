@@ -24,7 +24,7 @@ from .convolution import (
     first_channels,
     likes_more_channels,
 )
-from .geometry import Axis, Geometry
+from .geometry import Axis, Geometry, resolve_window
 from .lazy import initialize, make_lazy
 from .pointwise import project_in, project_out
 from .pooling import resize
@@ -68,6 +68,9 @@ class AAConvNd(RelativeTables):
         position: str = "relative",
         downsample: bool | int = False,
         share_heads: bool = True,
+        window: Pair | None = None,
+        window_stride: Pair = 1,
+        window_dilation: Pair = 1,
         attention_bias: bool | None = None,
         init: str = "scaled",
         combine: str = "concat",
@@ -106,6 +109,7 @@ class AAConvNd(RelativeTables):
         if downsample < 0:
             raise ValueError(f"downsample must be a bool or how often to halve the map, got downsample={downsample}")
         self.downsample, self.share_heads = int(downsample), share_heads
+        self.window = resolve_window(self.dimensions, window, window_stride, window_dilation, size)
         self.geometry = self._make_geometry(pads_to_same=padding == "same")
         self.init = one_of("init", init, INITS)
         self.backend = None if backend is None else known_backend(backend)
@@ -122,7 +126,8 @@ class AAConvNd(RelativeTables):
         draw_queries(init, self.qkv, dk)
         self.project = nn.Conv2d(dv, out_channels if combine == "add" else dv, 1, bias=bias, **factory)
         draw_projection(init, self.project)
-        self.add_tables(self._table_spec(), None if size is None else self._map_size(size), **factory)
+        table_size = None if size is None else self._map_size(size)
+        self.add_tables(self._table_spec(), self.window.size if self.window else table_size, **factory)
         self.register_parameter("gate", None)
         self.register_parameter("temperature", None)
         if combine == "add":
@@ -130,7 +135,7 @@ class AAConvNd(RelativeTables):
             self.register_load_state_dict_pre_hook(take_original_keys)
         if qk_norm:
             self.temperature = nn.Parameter(torch.ones(self.num_heads, **factory))
-        if self.rel_w is not None and size is None:
+        if self.rel_w is not None and is_lazy(self.rel_w):
             make_lazy(self)
 
     @classmethod
@@ -174,9 +179,9 @@ class AAConvNd(RelativeTables):
         """(qkv, rel_h, rel_w): what attend_2d works on for the input x [batch, in_channels, height, width].
 
         qkv [batch, height', width', 2*key_channels + value_channels] at the attention's resolution (attention_size);
-        rel_h [2*height' - 1, key_channels / num_heads], with a first axis of num_heads if they share none, rel_w alike;
-        both None if the position is not relative. Of a sequence [batch, in_channels, length] the map has one row, whose
-        rel_h is zero. Tables that are still lazy are made.
+        rel_h [2*height' - 1, key_channels / num_heads] (of the window, where there is one), with a first axis of
+        num_heads if they share none, rel_w alike; both None if the position is not relative. Of a sequence
+        [batch, in_channels, length] the map has one row, whose rel_h is zero. Tables that are still lazy are made.
         """
         self._check_input(x)
         self.make_tables(*self._as_map(x).shape[-2:])
@@ -184,7 +189,8 @@ class AAConvNd(RelativeTables):
 
     def attention_maps(self, x: Tensor) -> Tensor:
         """The weight pixel i gives to pixel j: [batch, num_heads, HW (i), HW (j)] at the attention's resolution."""
-        return attention_maps(*self.attention_inputs(x), num_heads=self.num_heads, key_channels=self.key_channels)
+        inputs = self.attention_inputs(x)
+        return attention_maps(*inputs, num_heads=self.num_heads, key_channels=self.key_channels, window=self.window)
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
         """(height, width) of the output for an input of height x width."""
@@ -238,7 +244,7 @@ class AAConvNd(RelativeTables):
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
             f"num_heads={self.num_heads}, key_channels={self.key_channels}, value_channels={self.value_channels}, "
-            f"position={self.position_name!r}, size={size}, downsample={self.downsample}"
+            f"position={self.position_name!r}, {self.window or f'size={size}'}, downsample={self.downsample}"
             f"{', combine=' + repr(self.combine) if self.combine != 'concat' else ''}"
             f"{', qk_norm=True' if self.temperature is not None else ''}"
         )
@@ -262,6 +268,7 @@ class AAConvNd(RelativeTables):
             num_heads=self.num_heads,
             key_channels=self.key_channels,
             backend=self.backend,
+            window=self.window,
         )
         attended = project_out(self.project, attended)
         if self.downsample:
@@ -292,7 +299,7 @@ class AAConvNd(RelativeTables):
         depth = self.key_channels // self.num_heads
         mean, std = table_statistics(self.init, depth)
         names = ("rel_h", "rel_w")[-self.dimensions :] if self.position.has_tables else ()
-        return TableSpec(names, depth, None if self.share_heads else self.num_heads, mean, std)
+        return TableSpec(names, depth, None if self.share_heads else self.num_heads, mean, std, self.window is not None)
 
     def _make_geometry(self, pads_to_same: bool) -> Geometry:
         padding = (0,) * self.dimensions if isinstance(self.padding, str) else self.padding
@@ -340,6 +347,11 @@ class AAConv2d(AAConvNd):
     downsample: attend at half the resolution: 3x3 average pooling before, bilinear resizing after. A number
         halves it so often.
     share_heads: one pair of relative tables for all heads (the paper's text), or one a head.
+    window: None attends to the whole map. K or (rows, columns) attends to K x K pixels around each, pushed inwards at
+        the edge: time and memory are linear in the pixels, and the tables are made for the window, so there is no
+        `size` and any map runs unchanged. A checkpoint of a layer without a window loads: the middle of its tables.
+    window_stride, window_dilation: so many neighbours share a window (the window itself: separate blocks), and every
+        so many pixels only are seen. See attend_2d.
     attention_bias: biases in the two 1x1 projections; None has them with init="paper" alone.
     init: "scaled" draws the tables with standard deviation (key_channels / num_heads) ** -0.5; "literal" reads the
         paper's listing to the letter: that value is the mean, and the deviation is 1. "unit" draws tables, queries and

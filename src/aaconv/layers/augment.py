@@ -18,13 +18,16 @@ from .weight_decay import exclude_from_weight_decay
 from .where import Where, choose
 
 Example = Tensor | int | Sequence[int] | Sequence[Tensor]
-Downsample = bool | int | Mapping[str, int] | Callable[[str, nn.Conv2d, Size], bool | int]
+Rule = Mapping[str, Any] | Callable[[str, nn.Conv2d, Size], Any]
+"""From names of convolutions, or (name, conv, (height, width) of its output), to an option of that layer."""
+Downsample = bool | int | Rule
+Window = int | tuple[int, int] | None | Rule
 
 OPTIONS = {
     parameter.name
     for parameter in inspect.signature(AAConv2d).parameters.values()
     if parameter.kind is parameter.KEYWORD_ONLY
-} - {"device", "dtype"}
+} - {"device", "dtype", "downsample", "window"}
 """AAConv2d's keywords that a caller may choose; all else follows from the convolution."""
 SIZE_OPTIONS = OPTIONS & inspect.signature(resolve_channels).parameters.keys()
 
@@ -35,6 +38,7 @@ def augment(
     *,
     where: Where,
     downsample: Downsample = False,
+    window: Window = None,
     grouped: bool = False,
     **options: Any,
 ) -> tuple[nn.Module, Report]:
@@ -47,6 +51,7 @@ def augment(
         names, or a callable (name, conv) -> bool. Names that match something else than a convolution are passed over.
     downsample: as in AAConv2d, or a callable (name, conv, (height, width) of its output) -> bool | int, or a mapping
         from names to numbers.
+    window: as in AAConv2d, or a callable or a mapping as `downsample`; None attends to the whole map.
     grouped: also take grouped convolutions. The first channels of every group stay convolutional, so the later layers
         see them in another order. Depthwise ones cannot be taken: augment the pointwise convolutions beside them.
     options: AAConv2d's keyword arguments (combine, num_heads, key_ratio, value_ratio, position, ...).
@@ -72,7 +77,8 @@ def augment(
     for conv, names in chosen.items():
         in_size, out_size = maps[conv]
         settings = _without(options, SIZE_OPTIONS)
-        settings["downsample"] = _halvings(downsample, names[0], conv, out_size)
+        settings["downsample"] = _of_layer(downsample, 0, names[0], conv, out_size)
+        settings["window"] = _of_layer(window, None, names[0], conv, out_size)
         try:
             channels = _only(options, SIZE_OPTIONS)
             sizes = resolve_channels(conv.out_channels, groups=conv.groups, whole=whole, **channels)
@@ -89,27 +95,34 @@ def augment(
             else:
                 model.set_submodule(name, layers[conv])
     _warn(overrides, len(layers))
-    halvings = {names[0]: layers[conv].downsample for conv, names in chosen.items()}
-    done = {
+    by_name = {names[0]: layers[conv] for conv, names in chosen.items()}
+    done: dict[str, Any] = {
         "example": [list(x.shape) for x in inputs],
-        "where": where if isinstance(where, str) else [*halvings],
-        "downsample": halvings if callable(downsample) else downsample,
+        "where": where if isinstance(where, str) else [*by_name],
+        "downsample": {name: layer.downsample for name, layer in by_name.items()}
+        if callable(downsample)
+        else downsample,
         "grouped": grouped,
     }
+    if callable(window):
+        window = {name: layer.window.size for name, layer in by_name.items() if layer.window}
+    if window is not None:
+        done["window"] = window
     model.augmentations = (*getattr(model, "augmentations", ()), done | options)
     exclude_from_weight_decay(model)
     return model, Report(tuple(replacements))
 
 
-def _halvings(downsample: Downsample, name: str, conv: nn.Conv2d, out_size: Size) -> bool | int:
-    if callable(downsample):
-        return downsample(name, conv, out_size)
-    return downsample.get(name, 0) if isinstance(downsample, Mapping) else downsample
+def _of_layer(option: Any, otherwise: Any, name: str, conv: nn.Conv2d, out_size: Size) -> Any:
+    """An option that may be a rule, of one layer."""
+    if callable(option):
+        return option(name, conv, out_size)
+    return option.get(name, otherwise) if isinstance(option, Mapping) else option
 
 
 def _check_options(options: dict[str, Any]) -> None:
     for name in sorted(options.keys() - OPTIONS):
-        near = get_close_matches(name, OPTIONS | {"where", "downsample", "grouped"}, n=3)
+        near = get_close_matches(name, OPTIONS | {"where", "downsample", "window", "grouped"}, n=3)
         hint = f"nearest: {', '.join(near)}" if near else f"it takes {', '.join(sorted(OPTIONS))}"
         raise TypeError(f"augment takes no option {name!r}; {hint}")
 

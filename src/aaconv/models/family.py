@@ -30,7 +30,7 @@ def keyword_names(function: Callable[..., Any]) -> set[str]:
     return inspect.signature(function).parameters.keys() - {"self"}
 
 
-ATTENTION_OPTIONS = OPTIONS - _SET_FOR_THE_CALLER | {"where"}
+ATTENTION_OPTIONS = OPTIONS - _SET_FOR_THE_CALLER | {"where", "downsample", "window"}
 
 
 def gate_options(gate: str | None) -> set[str]:
