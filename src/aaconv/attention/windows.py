@@ -157,12 +157,19 @@ def attend(
     if down == across == 1:
         return attend_part(qkv)
     # Pixels that a dilation keeps apart never see each other: so many smaller maps.
-    height, width = qkv.shape[1:3]
+    height, width = _known(qkv.shape[1]), _known(qkv.shape[2])
     rows = []
     for y in range(min(down, height)):
         of_row = [attend_part(qkv[:, y::down, x::across]) for x in range(min(across, width))]
         rows.append(_interleave(of_row, width, 2))
     return _interleave(rows, height, 1)
+
+
+def _known(length: int) -> int:
+    """A size of the map that is a number, not a symbol."""
+    if torch.compiler.is_exporting() and not isinstance(length, int):
+        raise RuntimeError("windows are cut into tiles for one height and width")
+    return int(length)
 
 
 def _interleave(parts: list[Tensor], length: int, dim: int) -> Tensor:
@@ -181,7 +188,7 @@ def _attend_tiles(
     key_channels: int,
     attend_decomposed: Decomposed,
 ) -> Tensor:
-    batch, height, width, _ = qkv.shape
+    batch, height, width = qkv.shape[0], _known(qkv.shape[1]), _known(qkv.shape[2])
     down, across = cut(window.rows, height), cut(window.columns, width)
     q, k, v = split_heads(qkv, num_heads, key_channels)
     q = q * q.shape[-1] ** -0.5
