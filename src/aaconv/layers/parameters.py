@@ -1,4 +1,5 @@
-"""Parameters that weight decay would harm, named as timm's optimizers ask for them: model.no_weight_decay()."""
+"""The parameters of attention, by name, and those of them that weight decay would harm: as timm's optimizers ask for
+them, model.no_weight_decay()."""
 
 from dataclasses import dataclass
 
@@ -17,6 +18,13 @@ def no_weight_decay(model: nn.Module) -> set[str]:
     """
     layers = {name: module for name, module in model.named_modules() if isinstance(module, AAConvNd)}
     return {f"{name}.{own}".removeprefix(".") for name, layer in layers.items() for own in layer.no_weight_decay()}
+
+
+def attention_parameters(model: nn.Module) -> set[str]:
+    """The names of what the AAConv layers of a model have besides their convolutions."""
+    layers = {name: module for name, module in model.named_modules() if isinstance(module, AAConvNd)}
+    found = ((name, own) for name, layer in layers.items() for own, _ in layer.named_parameters())
+    return {f"{name}.{own}".removeprefix(".") for name, own in found if not own.startswith("conv.")}
 
 
 @dataclass(frozen=True)
