@@ -34,7 +34,8 @@ def finish(run: str | Path, *, device: str | None = None, say: Callable[[str], N
     if missing := [name for name in PACKAGES if importlib.util.find_spec(name) is None]:
         say(f"no {NETWORK}: it needs {', '.join(missing)}: pip install aaconv[export]")
     else:
-        export(loaded, run / NETWORK, say=lambda line: say(line) if line.startswith("wrote") else None)
+        # Of a fixed size: to trace a large network for all sizes takes minutes, and `aaconv export` does it.
+        export(loaded, run / NETWORK, fixed=True, say=lambda line: say(line) if line.startswith("wrote") else None)
 
 
 def _say_test(run: Path, device: torch.device, say: Callable[[str], None]) -> None:

@@ -10,7 +10,7 @@ from .. import recipes
 from ..data import open_dataset
 from ..layers.last_stage import last_stage
 from ..models import check_name, create_without_memory
-from ..recipes.overrides import for_machine
+from ..recipes.overrides import check_model, check_optimizer, for_machine
 from ..recipes.pretrained import Start, start_from
 from ..recipes.recipe import Model, Recipe
 from ..utils.device import cores, pick_device
@@ -77,7 +77,10 @@ def finetune_recipe(
         **ADAPTED,
     )
     recipe = for_machine(recipe, changes, gpu=pick_device(device).type == "cuda", cores=cores())
-    return recipes.override(recipe, changes)
+    recipe = recipes.override(recipe, changes)
+    check_model(recipe)
+    check_optimizer(recipe)
+    return recipe
 
 
 def _named(model: str, start: Start) -> tuple[str, Start]:
