@@ -29,7 +29,10 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     [
         (["aaconv", "re"], ["recipes", "report", "record"]),
         (["aaconv", "train", "demo-"], ["demo-plain", "demo-se", "demo-aa"]),
-        (["aaconv", "train", "demo-aa", "--lr"], ["--lr", "--lr-base", "--lr-base-size"]),
+        (
+            ["aaconv", "train", "demo-aa", "--lr"],
+            ["--lr", "--lr-attention", "--lr-backbone", "--lr-base", "--lr-base-size"],
+        ),
         (["aaconv", "train", "demo-aa", "--schedule", "co"], ["cosine", "constant"]),
         (["aaconv", "bench", "t"], ["table2", "train"]),
         (["aaconv", "bench", "train", "--prec"], ["--precision"]),

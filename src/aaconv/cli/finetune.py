@@ -11,7 +11,7 @@ from .train import add_start, start_of
 
 
 def add_commands(commands: Parser) -> None:
-    about = "adapt a pretrained network, with attention added, to a folder of images"
+    about = "fine-tune a network, attention added, on a folder"
     finetune = commands.add("finetune", _finetune, about, "resnet50 photos --epochs 10")
     finetune.usage = """\
 aaconv finetune MODEL DATA [--augment WHERE] [--run DIR]
@@ -24,7 +24,7 @@ aaconv finetune MODEL DATA [--augment WHERE] [--run DIR]
     add_device(finetune)
     finetune.add_argument("--no-pages", action="store_true", help="no report.html, explore.html and model.onnx")
     finetune.add_argument("--dry-run", action="store_true", help="print the recipe, and stop")
-    add_options(finetune, without=("model", "data"))
+    add_options(finetune, without=("model", "data", "task"))
 
 
 def _finetune(chosen: argparse.Namespace) -> None:

@@ -133,12 +133,9 @@ def _caption(label: Tensor, classes: tuple[str, ...]) -> str:
     """The class of an image, or of a mixed one both, with the larger share first."""
     if not label.is_floating_point():
         return class_title(classes[int(label)])
-    shares, indices = label.topk(min(2, len(classes)))
-    smallest = label.min()
-    named = [(share, index) for share, index in zip(shares, indices, strict=True) if share > smallest] or [
-        (shares[0], indices[0])
-    ]
-    return " + ".join(f"{class_title(classes[index])} {100 * share:.0f}" for share, index in named)
+    there = label > label.min() + 1e-6  # more than its smoothing gives to all
+    largest = label.argsort(descending=True, stable=True)[:2].tolist()
+    return " + ".join(class_title(classes[index]) for index in largest if there[index])
 
 
 def _shrunk(image: Tensor) -> Tensor:
