@@ -30,6 +30,7 @@ test: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 # Count the models again: `aaconv models` and `aaconv table` answer from the file that this writes.
 costs: setup

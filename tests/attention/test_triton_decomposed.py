@@ -32,6 +32,8 @@ WIDE_SHAPES = [  # batch, height, width, heads, key depth, value depth
     (2, 3, 64, 1, 64, 64),
     (1, 4, 70, 1, 96, 48),
     (1, 20, 9, 4, 128, 16),
+    (2, 3, 5, 3, 112, 33),  # these two: heads whose depth is not a multiple of 16
+    (1, 4, 3, 2, 65, 72),
 ]
 
 

@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from . import decomposed, eager, sdpa, triton_backend
+from .measured import prefers_sdpa
 from .torch_state import someone_looks_on
 
 BACKENDS = {"triton": triton_backend, "sdpa": sdpa, "eager": eager}
-"""Every backend by name, fastest first: a module with why_not(...) and attend(...)."""
+"""Every backend by name, on the whole fastest first: a module with why_not(...) and attend(...)."""
 
 _log = logging.getLogger("aaconv")
 _default_backend = os.environ.get("AACONV_BACKEND") or None  # a wrong one is named where it is used, not at the import
@@ -40,8 +41,8 @@ def attend_2d(
     with rel_h [2*height - 1, dk / num_heads] (index 0 is the offset -(height - 1)) or one such table a head
     [num_heads, 2*height - 1, dk / num_heads], rel_w alike; both None leave the relative term out.
 
-    backend: "triton", "sdpa", "eager", or None for the fastest that can run here (see set_default_backend). A named
-    backend that cannot run raises ValueError with the reason.
+    backend: "triton", "sdpa", "eager", or None for the fastest that can run here, as measured (see measured.py and
+    set_default_backend). A named backend that cannot run raises ValueError with the reason.
     """
     sizes = {"num_heads": num_heads, "key_channels": key_channels}
     kind = _kind_of_call(qkv, rel_h, rel_w, num_heads, key_channels, backend)
@@ -116,12 +117,20 @@ def choose_backend(
         if reason is not None:
             raise ValueError(f"backend={named!r} cannot run: {reason}; backend=None takes the fastest that can")
         return named
-    for name, module in BACKENDS.items():
-        reason = module.why_not(*arguments, **options)
+    for name in _fastest_first(qkv, rel_h is not None, num_heads, key_channels):
+        reason = BACKENDS[name].why_not(*arguments, **options)
         if reason is None:
             return name
         _tell_once(name, reason)
     raise AssertionError("the eager backend refuses nothing")
+
+
+def _fastest_first(qkv: Tensor, positions: bool, num_heads: int, key_channels: int) -> list[str]:
+    """All backends in the order in which attend_2d asks whether they can run."""
+    value_depth = (qkv.shape[3] - 2 * key_channels) // num_heads
+    if qkv.is_cuda and prefers_sdpa(qkv.dtype, positions, key_channels // num_heads, value_depth):
+        return ["sdpa", "triton", "eager"]
+    return list(BACKENDS)
 
 
 def known_backend(name: str) -> str:

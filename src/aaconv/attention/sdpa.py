@@ -94,10 +94,10 @@ class _WithBlockedBackward(torch.autograd.Function):
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *inputs: Tensor) -> tuple[Tensor, int]:
-        *inputs, places = inputs  # which are the same for all
+        *parts, places = inputs  # which are the same for all
         merged = (
             (x.expand(info.batch_size, *x.shape) if dim is None else x.movedim(dim, 0)).flatten(0, 1)
-            for x, dim in zip(inputs, in_dims, strict=False)
+            for x, dim in zip(parts, in_dims, strict=False)
         )
         return _WithBlockedBackward.apply(*merged, places).unflatten(0, (info.batch_size, -1)), 0
 
@@ -111,11 +111,11 @@ class _WithBlockedBackward(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        *inputs, places, out = ctx.saved_tensors
+        q, k, v, places, out = ctx.saved_tensors
         if torch.is_grad_enabled():  # this gradient is to have one itself
-            return *_differentiable_backward(*inputs, places, grad), None
-        shapes = [part.shape for part in inputs]
-        q, k, v, out, grad = (part.flatten(0, 1) for part in (*inputs, out, grad))
+            return *_differentiable_backward(q, k, v, places, grad), None
+        shapes = [part.shape for part in (q, k, v)]
+        q, k, v, out, grad = (part.flatten(0, 1) for part in (q, k, v, out, grad))
         queries, pixels, plain_q = q.shape[1], k.shape[1], q[..., : k.shape[-1]].contiguous()
         offset = (grad * out).sum(-1, keepdim=True)
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)

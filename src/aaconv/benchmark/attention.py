@@ -137,7 +137,15 @@ def run(
     for shape in chosen:
         results.add(*measure(shape, names, where, dtype, rounds, progress, positions))
         release()
-    columns = ("batch, map, depths", "variant", "forward ms", "p20 - p80", "x floor", "fwd + bwd ms", "p20 - p80")
+    columns: tuple[str, ...] = (
+        "batch, map, depths",
+        "variant",
+        "forward ms",
+        "p20 - p80",
+        "x floor",
+        "fwd + bwd ms",
+        "p20 - p80",
+    )
     columns = (*columns, "x floor", "x first", "peak memory")
     first = f"x first: fwd + bwd against {names[0]}"
     floor = "; x floor: against the larger of bytes / 4.3 TB/s and exponentials, on an H200" if on_gpu else ""
@@ -199,7 +207,7 @@ def _inputs(
 ) -> tuple[list[Tensor | None], Tensor]:
     """qkv, rel_h and rel_w (None without positions) that want gradients, and the gradient of the output."""
     torch.manual_seed(0)
-    like = {"device": device, "dtype": dtype}
+    like: dict[str, Any] = {"device": device, "dtype": dtype}
     qkv = torch.randn(shape.batch, shape.height, shape.width, shape.channels, **like)
     tables = (torch.randn(2 * side - 1, shape.key_depth, **like) for side in (shape.height, shape.width))
     grad_out = torch.randn(shape.batch, shape.height, shape.width, shape.heads * shape.value_depth, **like)

@@ -21,7 +21,7 @@ BACKENDS = ("eager", "sdpa", "triton")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 2 after an error (one line on stderr), 130 after Ctrl-C."""
     with suppress(AttributeError):  # a replaced stdout may have no encoding
-        sys.stdout.reconfigure(errors="replace")
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         chosen = _parse(sys.argv[1:] if arguments is None else arguments)
         _check_backend()

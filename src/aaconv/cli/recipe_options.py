@@ -70,9 +70,10 @@ def spell_out(arguments: Sequence[str]) -> list[str]:
             continue
         name, equals, value = word.removeprefix(before).partition("=")
         if not equals:
-            value = next(rest, None)
-            if value is None or value.startswith("--"):
+            following = next(rest, None)
+            if following is None or following.startswith("--"):
                 raise ValueError(f"{word} needs a value: {word} 4")
+            value = following
         spelt.append(f"{before}OPTION={name.replace('-', '_')}={value}")
     return spelt
 

@@ -13,6 +13,7 @@ import functools
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import timm
 import torch
@@ -45,7 +46,7 @@ def count(
         twin, counter = _run(model, channels, height, width)
     except (RuntimeError, AssertionError, ArithmeticError) as error:
         smallest = _smallest_size(model, channels, height, width) if isinstance(error, _EmptyMapError) else None
-        if smallest is None:
+        if smallest is None or not isinstance(error, _EmptyMapError):
             raise ValueError(f"{name} does not run on {channels} x {height} x {width} images: {error}") from error
         raise ValueError(
             f"size {height} x {width} is too small for {name}: layer {error.layer} would be empty; "
@@ -57,7 +58,7 @@ def count(
     return Cost(name, (height, width), **totals, attention=_attention(twin, counter, layers), layers=layers)
 
 
-def count_named(name: str, size: tuple[int, int] | None = None, **options) -> Cost:
+def count_named(name: str, size: tuple[int, int] | None = None, **options: Any) -> Cost:
     """Count a registered model, built for `size` with `options`, without allocating its weights; remembered."""
     check_name(name)
     if size is None and timm.is_model(name):
@@ -66,11 +67,11 @@ def count_named(name: str, size: tuple[int, int] | None = None, **options) -> Co
 
 
 @functools.cache
-def _count_named(name: str, size: tuple[int, int] | None, **options) -> Cost:
+def _count_named(name: str, size: tuple[int, int] | None, **options: Any) -> Cost:
     return count(build(name, size, **options), size, name=name)
 
 
-def build(name: str, size: tuple[int, int] | None = None, **options) -> nn.Module:
+def build(name: str, size: tuple[int, int] | None = None, **options: Any) -> nn.Module:
     """A registered model over meta tensors. Models whose parameters depend on the image size are built for `size`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RatioWarning)  # the count shows what a ratio came to
@@ -124,15 +125,15 @@ class _Counter(TorchDispatchMode):
                 module.qkv.register_forward_hook(functools.partial(self._attend, name, module))
                 module.project.register_forward_pre_hook(self._attended)
 
-    def _enter(self, name: str, module: nn.Module, inputs) -> None:
+    def _enter(self, name: str, module: nn.Module, inputs: Any) -> None:
         self.running.append(name)
 
-    def _leave(self, name: str, module: nn.Module, inputs, output) -> None:
+    def _leave(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         self.running.pop()
         if isinstance(output, Tensor):
             self.outputs[name] = tuple(output.shape)
 
-    def _attend(self, name: str, layer: AAConvNd, _, inputs, qkv: Tensor) -> None:
+    def _attend(self, name: str, layer: AAConvNd, _: nn.Module, inputs: Any, qkv: Tensor) -> None:
         self.inside_attention = True
         height, width = qkv.shape[-2:]
         self.maps[name] = (height, width)
@@ -148,10 +149,10 @@ class _Counter(TorchDispatchMode):
             share_heads=layer.share_heads,
         )
 
-    def _attended(self, _, inputs) -> None:
+    def _attended(self, _: nn.Module, inputs: Any) -> None:
         self.inside_attention = False
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         operation, kwargs = func.overloadpacket, kwargs or {}
         if operation is aten.native_batch_norm:  # free, and torch takes most of a pass to find the shape it knows
             x = args[0]
@@ -204,7 +205,8 @@ def _smallest_size(model: nn.Module, channels: int, height: int, width: int) -> 
 
 
 def _layers(model: nn.Module, counter: _Counter) -> list[LayerCost]:
-    layers, counted = [], set()
+    layers: list[LayerCost] = []
+    counted: set[int] = set()
     for name, module in model.named_modules():
         own = [parameter for parameter in module.parameters(recurse=False) if id(parameter) not in counted]
         counted.update(map(id, own))

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,42 +60,42 @@ def attention_ops(
     return ops
 
 
-def _convolution(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *args) -> Ops:
+def _convolution(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any) -> Ops:
     transposed = args[3]
     positions = x if transposed else out
     return Ops(2 * positions.numel() * math.prod(weight.shape[1:]) + (0 if bias is None else out.numel()))
 
 
-def _matmul(out: Tensor, a: Tensor, b: Tensor, **_) -> Ops:
+def _matmul(out: Tensor, a: Tensor, b: Tensor, **_: Any) -> Ops:
     return Ops(2 * out.numel() * a.shape[-1])
 
 
-def _add_matmul(out: Tensor, bias: Tensor, a: Tensor, b: Tensor, **_) -> Ops:
+def _add_matmul(out: Tensor, bias: Tensor, a: Tensor, b: Tensor, **_: Any) -> Ops:
     return Ops(2 * out.numel() * a.shape[-1] + out.numel())
 
 
-def _batched_matmul(out: Tensor, a: Tensor, b: Tensor, **_) -> Ops:
+def _batched_matmul(out: Tensor, a: Tensor, b: Tensor, **_: Any) -> Ops:
     return Ops(batched_flops=2 * out.numel() * a.shape[-1])
 
 
-def _add_batched_matmul(out: Tensor, bias: Tensor, a: Tensor, b: Tensor, **_) -> Ops:
+def _add_batched_matmul(out: Tensor, bias: Tensor, a: Tensor, b: Tensor, **_: Any) -> Ops:
     return Ops(flops=out.numel(), batched_flops=2 * out.numel() * a.shape[-1])
 
 
-def _pooling(out: Tensor | tuple[Tensor, ...], x: Tensor, kernel: list[int], *_, **__) -> Ops:
+def _pooling(out: Tensor | tuple[Tensor, ...], x: Tensor, kernel: list[int], *_: Any, **__: Any) -> Ops:
     pooled = out if isinstance(out, Tensor) else out[0]
     return Ops(pooled.numel() * kernel[0] * kernel[-1])
 
 
-def _per_input(out, x: Tensor, *_, **__) -> Ops:
+def _per_input(out: Any, x: Tensor, *_: Any, **__: Any) -> Ops:
     return Ops(x.numel())
 
 
-def _per_output(out: Tensor, *_, **__) -> Ops:
+def _per_output(out: Tensor, *_: Any, **__: Any) -> Ops:
     return Ops(out.numel() if out.is_floating_point() else 0)
 
 
-def _softmax(out: Tensor, *_, **__) -> Ops:
+def _softmax(out: Tensor, *_: Any, **__: Any) -> Ops:
     """[..., n, m] is taken for attention maps, [batch, classes] is not."""
     return Ops(5 * out.numel(), map_bytes=BYTES_PER_MAP_ELEMENT * out.numel() if out.dim() > 2 else 0)
 

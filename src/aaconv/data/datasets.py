@@ -291,7 +291,7 @@ def _open_hugging_face(rest: str, data_dir: str | Path | None, split: str, **opt
     return FileDataset(rest, reader, tuple(classes))
 
 
-def _hugging_face_reader(rest: str, data_dir: str | Path | None, splits: Sequence[str], options: dict[str, str]) -> Any:
+def _hugging_face_reader(rest: str, data_dir: str | Path | None, splits: Sequence[str], options: dict[str, Any]) -> Any:
     """timm's reader of the first of the splits that the data set has."""
     root = None if data_dir is None else str(data_dir)
     for split in splits:

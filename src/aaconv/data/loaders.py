@@ -52,7 +52,7 @@ class DeviceLoader(Loader):
         self.change = change
         plain = CropAndFlip(pad=0, flip=False)
         self.augmentation = (augmentation or dataset.augmentation) if self.train else plain
-        self.size = tuple(dataset.images.shape[1:3])
+        self.size = dataset.images.shape[1], dataset.images.shape[2]
         self.padded = pad_images(dataset.images.to(self.device), self.augmentation.pad, dataset.mean)
         self.labels = dataset.labels.to(self.device)
 
@@ -79,6 +79,7 @@ class DeviceLoader(Loader):
         """The same, each image changed by itself: its random numbers follow from its place in the epoch."""
         images = cut_batch(self.padded, self.size, *plan[:, places]).permute(0, 3, 1, 2)
         changed = []
+        assert self.change is not None
         for place, image in zip(range(places.start, places.stop), images, strict=True):
             with drawing_from(self.seed, epoch, place, CHANGED):
                 changed.append(self.change(image))
@@ -91,7 +92,8 @@ class WorkerLoader(SampleLoader):
     def __init__(self, dataset: Dataset, batch_size: int, *, transform: v2.Transform, **options: Any) -> None:
         super().__init__(dataset, batch_size, samples=partial(_Transformed, dataset, transform), **options)
 
-    def pack(self, images: Tensor, labels: Tensor) -> Batch:
+    def pack(self, images: Tensor, *others: Tensor) -> Batch:
+        (labels,) = others
         return images, labels
 
 
@@ -129,11 +131,12 @@ def make_loader(
     """
     policy = policy if train else PLAIN
     options |= {"train": train, "repeats": policy.repeats}
-    small = isinstance(dataset, ArrayDataset) and size in (None, *dataset.images.shape[1:2])
-    if small and on_device(policy.auto):
-        loader = DeviceLoader(dataset, batch_size, change=policy_transform(policy.auto, dataset.mean), **options)
+    small = dataset if isinstance(dataset, ArrayDataset) and size in (None, *dataset.images.shape[1:2]) else None
+    loader: Loader
+    if small is not None and on_device(policy.auto):
+        loader = DeviceLoader(small, batch_size, change=policy_transform(policy.auto, dataset.mean), **options)
     else:
-        crop = _small_crop(dataset) if small else (inception_train if train else eval_transform)(size or 224)
+        crop = _small_crop(small) if small is not None else (inception_train if train else eval_transform)(size or 224)
         parts = [crop, policy_transform(policy.auto, dataset.mean)] if policy.auto else [crop]
         more = {"workers": workers, "max_unreadable": max_unreadable, **options}
         loader = WorkerLoader(dataset, batch_size, transform=v2.Compose(parts), **more)

@@ -18,7 +18,7 @@ from torchvision.transforms.v2.functional import resize
 from ..utils import figures
 from .class_names import class_colour, class_title
 from .coco import DetectionDataset, Objects, open_detection
-from .datasets import Dataset, open_dataset
+from .datasets import ArrayDataset, Dataset, open_dataset
 from .images import Skipped, UnreadableImage
 from .loaders import make_loader
 from .policy import Policy
@@ -34,7 +34,7 @@ LARGEST_SIDE = 1000  # pixels of an image that is kept; its cell has fewer
 class Example(NamedTuple):
     """An image, made smaller if it was large, its (height, width) before, and its label, its objects or a caption."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     image: Tensor
     size: tuple[int, int]
     shown: int | Objects | str
@@ -62,12 +62,14 @@ def save(
     if seed < 0:
         raise ValueError(f"seed must be at least 0, got {seed}")
     if name.partition("/")[0] == "coco":
-        if policy is not None:
-            raise ValueError("only images of classes can be shown augmented; leave that out for coco")
-        dataset = open_detection(name, data_dir, split)
+        dataset: Dataset | DetectionDataset = open_detection(name, data_dir, split)
     else:
         dataset = open_dataset(name, data_dir, split, **({"seed": seed} if name == "shapes" else {}))
-    examples = None if policy is None else _augmented(dataset, min(count, len(dataset)), seed, size, policy)
+    examples = None
+    if policy is not None:
+        if isinstance(dataset, DetectionDataset):
+            raise ValueError("only images of classes can be shown augmented; leave that out for coco")
+        examples = _augmented(dataset, min(count, len(dataset)), seed, size, policy)
     figures.write(lambda: sheet(dataset, split, count=count, seed=seed, examples=examples), path, STYLE)
     return path
 
@@ -107,7 +109,7 @@ def _examples(dataset: Dataset | DetectionDataset, count: int, seed: int) -> lis
     for index in order:
         try:
             image, shown = dataset[index]
-            examples.append(Example(index, _shrunk(image), tuple(image.shape[1:]), shown))
+            examples.append(Example(index, _shrunk(image), (image.shape[1], image.shape[2]), shown))
         except UnreadableImage as image:
             skipped.add(image)
         if len(examples) == count:
@@ -178,8 +180,8 @@ def _draw_objects(axes: Axes, objects: Objects) -> None:
         axes.add_patch(Rectangle((x0 - 0.5, y0 - 0.5), x1 - x0, y1 - y0, fill=False, edgecolor=colour, linewidth=0.9))
 
 
-def _draw_boxes(axes: Axes, dataset: Dataset, index: int) -> None:
-    if getattr(dataset, "boxes", None) is None:
+def _draw_boxes(axes: Axes, dataset: Dataset | DetectionDataset, index: int) -> None:
+    if not isinstance(dataset, ArrayDataset) or dataset.boxes is None or dataset.kinds is None:
         return
     width, height = dataset.images.shape[2], dataset.images.shape[1]
     for (x0, y0, x1, y1), kind in zip(dataset.boxes[index].tolist(), dataset.kinds[index].tolist(), strict=True):

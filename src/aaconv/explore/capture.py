@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from ..attention.heads import split_heads
 from ..layers.aaconv import AAConv2d
+from ..layers.families_2d import OneMap
 from ..models import list_models
 from ..models.family import KINDS
 from . import accelerated
@@ -48,7 +49,7 @@ class Factors:
     def maps(self) -> np.ndarray:
         """The equation as the page computes it, for all rows: [heads, HW (i), HW (j)]."""
         logits = np.einsum("nid,njd->nij", self.q, self.k)
-        if self.rel_h is not None:
+        if self.rel_h is not None and self.rel_w is not None:
             logits = logits + self._relative(self.rel_h, self.height, 0) + self._relative(self.rel_w, self.width, 1)
         weights = np.exp(logits - logits.max(-1, keepdims=True))
         return weights / weights.sum(-1, keepdims=True)
@@ -195,20 +196,28 @@ def capture(
 def _size(layer: nn.Module, x: Tensor, name: str) -> tuple[int, int]:
     if isinstance(layer, AAConv2d):
         return layer.attention_size(*x.shape[-2:])
-    return accelerated.size(layer.forward, x, name)
+    return accelerated.size(_one_map(layer), x, name)
 
 
 def _maps(layer: nn.Module, x: Tensor) -> Tensor:
-    return layer.attention_maps(x)[0] if isinstance(layer, AAConv2d) else accelerated.maps(layer.forward, x)
+    return layer.attention_maps(x)[0] if isinstance(layer, AAConv2d) else accelerated.maps(_one_map(layer), x)
 
 
 def _factors(layer: nn.Module, x: Tensor, height: int, width: int) -> Factors:
     """The factors of the first image of the layer's input, by the layer's own pooling, projection and tables."""
-    parts = _layer_parts(layer, x) if isinstance(layer, AAConv2d) else accelerated.parts(layer.forward, x)
-    return Factors(*(None if part is None else part.cpu().numpy() for part in parts), height, width)
+    parts = _layer_parts(layer, x) if isinstance(layer, AAConv2d) else accelerated.parts(_one_map(layer), x)
+    q, k, rel_h, rel_w = parts
+    by_row, by_column = (None if table is None else table.cpu().numpy() for table in (rel_h, rel_w))
+    return Factors(q.cpu().numpy(), k.cpu().numpy(), by_row, by_column, height, width)
 
 
-def _layer_parts(layer: AAConv2d, x: Tensor) -> tuple[Tensor | None, ...]:
+def _one_map(layer: nn.Module) -> OneMap:
+    found = accelerated.accelerated(layer)
+    assert found is not None
+    return found
+
+
+def _layer_parts(layer: AAConv2d, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     qkv, *relative = layer.attention_inputs(x)
     q, k, _ = (part[0].flatten(1, 2).double() for part in split_heads(qkv, layer.num_heads, layer.key_channels))
     tables = (None if table is None else table.double() for table in relative)

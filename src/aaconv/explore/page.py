@@ -64,7 +64,7 @@ def write_page(
     def look(picture: Picture, number: int) -> None:
         _check_size(number * sum(len(packed.text) for packed in picture.attention.values()), largest)
 
-    options = {"layers": layers, "size": size, "weights": weights, "pretrained": pretrained}
+    options: dict[str, Any] = {"layers": layers, "size": size, "weights": weights, "pretrained": pretrained}
     looked_at = study(source, images, names=names, look=look, **options)
     text = render(looked_at)
     _check_size(len(text), largest)

@@ -41,7 +41,7 @@ def finish(run: str | Path, *, device: str | None = None, say: Callable[[str], N
 def _say_test(run: Path, device: torch.device, say: Callable[[str], None]) -> None:
     """How good it is on images that nothing was chosen by, where there are any."""
     loaded = load_model(run, weights="best", device=device)
-    recipe = loaded.recipe
+    recipe = loaded.run_recipe
     if not recipe.holdout:
         return
     try:
@@ -57,7 +57,7 @@ def _write_page(loaded: TrainedModel, path: Path, say: Callable[[str], None]) ->
     if not any(map(has_attention, loaded.model.modules())):
         say("no page: the network has no attention")
         return None
-    dataset = open_data(loaded.recipe)[1]
+    dataset = open_data(loaded.run_recipe)[1]
     chosen = _spread(dataset)
     images, labels = zip(*(dataset[index] for index in chosen), strict=True)
     names = [class_title(dataset.classes[label]) for label in labels]

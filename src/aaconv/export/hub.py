@@ -94,7 +94,7 @@ def _bundle(loaded: TrainedModel, name: str, parent: Path | None = None) -> Iter
     with TemporaryDirectory(prefix=f".{name.rpartition('/')[2]}-", dir=parent) as place:
         draft = Path(place) / "hub"
         try:
-            timm.models.save_for_hf(_ready(loaded), draft, model_config=config, safe_serialization=True)
+            timm.models.save_for_hf(_ready(loaded), str(draft), model_config=config, safe_serialization=True)
         except SafetensorError as error:  # not an OSError, even where the disk is full
             raise OSError(f"{name} cannot be written: {error}") from None
         _open_to_others(draft / "model.safetensors")
@@ -137,5 +137,5 @@ def _config(loaded: TrainedModel) -> dict[str, Any]:
 def _ready(loaded: TrainedModel) -> nn.Module:
     """The network with what timm asks of one; a detector has no width of its own."""
     if not hasattr(loaded.model, "num_features"):
-        loaded.model.num_features = None
+        loaded.model.num_features = None  # type: ignore[assignment]
     return loaded.model

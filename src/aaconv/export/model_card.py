@@ -27,7 +27,7 @@ CITATION = """@inproceedings{bello2019attention,
 
 def card_text(loaded: TrainedModel, name: str) -> str:
     """The model card in Markdown; name: owner/name on the hub, or that of a folder."""
-    recipe, size = loaded.recipe, loaded.size
+    recipe, size = loaded.run_recipe, loaded.size
     data = recipe.data.rstrip("/").rpartition("/")[2]
     public = replace(recipe, data=data, data_dir=None)  # where data lie is nobody else's business
     where = f"hf-hub:{name}" if "/" in name else f"local-dir:{name}"

@@ -35,7 +35,7 @@ from .tracing import leaf
 
 __all__ = ["AAConv1d", "AAConv2d", "AAConvNd", "attention_channels"]
 
-Pair = int | tuple[int, int]
+Pair = int | tuple[int, ...]
 
 
 class AAConvNd(RelativeTables):
@@ -43,7 +43,7 @@ class AAConvNd(RelativeTables):
     [batch, channels, height, width]; a sequence is a map of one row."""
 
     dimensions: int
-    conv_class: type[nn.Module]
+    conv_class: type[nn.Conv1d] | type[nn.Conv2d]
 
     def __init__(
         self,
@@ -112,11 +112,11 @@ class AAConvNd(RelativeTables):
         self.position_name, self.position = position, make_position(position)
 
         factory = {"device": device, "dtype": dtype}
-        self.conv = None
+        self.conv: nn.Conv1d | nn.Conv2d | None = None
         if conv_channels := out_channels - (0 if combine == "add" else dv):
             check_groups(out_channels, out_channels - conv_channels, self.num_heads, groups)
-            place = (stride, self.padding, dilation, groups, bias, padding_mode)
-            self.conv = self.conv_class(in_channels, conv_channels, kernel_size, *place, **factory)
+            place: tuple[Any, ...] = (kernel_size, stride, self.padding, dilation, groups, bias, padding_mode)
+            self.conv = self.conv_class(in_channels, conv_channels, *place, **factory)
         bias = init == "paper" if attention_bias is None else attention_bias
         self.qkv = nn.Conv2d(in_channels + self.position.extra_channels, 2 * dk + dv, 1, bias=bias, **factory)
         draw_queries(init, self.qkv, dk)
@@ -134,7 +134,7 @@ class AAConvNd(RelativeTables):
             make_lazy(self)
 
     @classmethod
-    def from_conv(cls, conv: nn.Module, *, pads_itself: bool = False, **options: Any) -> Self:
+    def from_conv(cls, conv: nn.Conv1d | nn.Conv2d, *, pads_itself: bool = False, **options: Any) -> Self:
         """Augment an existing convolution; the channels that stay convolutional keep its weights. With combine="add"
         all do: the layer's `conv` is the very module that was given.
 
@@ -196,7 +196,7 @@ class AAConvNd(RelativeTables):
 
     def make_tables(self, height: int, width: int) -> None:
         """Make tables that are still lazy for inputs of height x width, without a forward; others stay as they are."""
-        if is_lazy(self.rel_w):
+        if self.rel_w is not None and is_lazy(self.rel_w):
             map_seen = torch.empty(1, self.in_channels, height, width, device="meta")
             initialize(self, self._from_map(map_seen))
 

@@ -96,7 +96,7 @@ def augment(
         "downsample": halvings if callable(downsample) else downsample,
         "grouped": grouped,
     }
-    model.augmentations = (*getattr(model, "augmentations", ()), done | options)
+    model.__dict__["augmentations"] = (*getattr(model, "augmentations", ()), done | options)
     exclude_from_weight_decay(model)
     return model, Report(tuple(replacements))
 
@@ -152,7 +152,7 @@ def _dry_run(
     def recorder(conv: nn.Conv2d) -> Callable[..., None]:
         def record(_: nn.Module, inputs: tuple[Tensor, ...], keywords: dict[str, Tensor], output: Tensor) -> None:
             map_in = inputs[0] if inputs else keywords["input"]
-            seen = tuple(map_in.shape[-2:]), tuple(output.shape[-2:])
+            seen = (map_in.shape[-2], map_in.shape[-1]), (output.shape[-2], output.shape[-1])
             sizes[conv] = max(sizes.get(conv, seen), seen)
 
         return record
@@ -183,7 +183,7 @@ def example_inputs(model: nn.Module, example: Example) -> tuple[Tensor, ...]:
     """What the forward takes; a wanted shape without memory, in the dtype of the model."""
     if isinstance(example, Tensor):
         return (example,)
-    shape = tuple(example) if isinstance(example, Sequence) else (example, example)
+    shape: tuple[Any, ...] = tuple(example) if isinstance(example, Sequence) else (example, example)
     if shape and all(isinstance(part, Tensor) for part in shape):
         return shape
     if len(shape) == 2:

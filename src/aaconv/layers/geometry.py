@@ -74,7 +74,7 @@ class Geometry:
         stride = (self.rows.stride, self.columns.stride)
         if stride != (1, 1):
             x = average(x, (window_height, window_width), stride)
-        out_size = x.shape[-2:]
+        out_size = x.shape[-2], x.shape[-1]
         for _ in range(self.halvings):
             x = average(x, (3, 3), (2, 2))
         return x, out_size

@@ -39,6 +39,6 @@ class Excluded:
 
 def exclude_from_weight_decay(model: nn.Module) -> None:
     """Let the model name its layers' parameters, beside those that it names already."""
-    own = getattr(model, "no_weight_decay", set)()
+    own: set[str] = getattr(model, "no_weight_decay", set)()
     if (names := no_weight_decay(model)) and not isinstance(model, AAConvNd):
-        model.no_weight_decay = Excluded(frozenset(names | set(own)))
+        model.__dict__["no_weight_decay"] = Excluded(frozenset(names | set(own)))

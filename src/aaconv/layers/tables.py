@@ -2,7 +2,7 @@
 
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -49,7 +49,7 @@ class RelativeTables(nn.Module):
         self.register_parameter("rel_h", None)
         self.register_parameter("rel_w", None)
         for name in spec.names:
-            self.register_parameter(name, UninitializedTable(**factory))
+            self.register_parameter(name, UninitializedTable(**factory))  # type: ignore[arg-type]
         if spec.names:
             self.register_load_state_dict_pre_hook(_fit_on_load)
         if size is not None:
@@ -61,7 +61,7 @@ class RelativeTables(nn.Module):
         with torch.inference_mode(False), torch.no_grad():
             for table, length in zip((self.rel_h, self.rel_w), size, strict=True):
                 if table is not None:
-                    table.materialize(self.table_spec.shape(length))
+                    table.materialize(self.table_spec.shape(length))  # type: ignore[attr-defined]
             self.draw_tables()
 
     def draw_tables(self) -> None:
@@ -137,4 +137,4 @@ def _interpolate(table: Tensor, longest: int, length: int) -> Tensor:
     last = 2 * longest - 2
     taps = ((left.long() + step).clamp(0, last) for step in (-1, 0, 1, 2))
     fitted = sum(weight * table[..., tap, :].to(exact) for weight, tap in zip(weights, taps, strict=True))
-    return fitted.to(table.dtype)
+    return cast(Tensor, fitted).to(table.dtype)

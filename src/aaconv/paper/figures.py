@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -133,7 +134,9 @@ def _new_figure(title: str, x_label: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _label(axes: Axes, text: str, point: tuple[float, float], color: str, offset: tuple[float, float], **how) -> None:
+def _label(
+    axes: Axes, text: str, point: tuple[float, float], color: str, offset: tuple[float, float], **how: Any
+) -> None:
     axes.annotate(
         text, point, offset, textcoords="offset points", color=color, va="center", **({"fontweight": "bold"} | how)
     )

@@ -17,7 +17,9 @@ SGD: dict[str, Any] = {"lr_base": 0.08, "lr_base_size": 64, "weight_decay": 1e-4
 
 
 def _of_the_paper(table: int, row: Row) -> Recipe:
-    kind, depth = re.fullmatch(r"(\w+)_retinanet_resnet(\d+)", row.model).groups()
+    found = re.fullmatch(r"(\w+)_retinanet_resnet(\d+)", row.model)
+    assert found is not None
+    kind, depth = found.groups()
     position = row.options.get("position")
     return Recipe(
         name=f"coco-retinanet{depth}-{kind}" + (f"-{position}" if position else ""),

@@ -6,6 +6,7 @@ was fitted (the text does not give it, and this one makes the printed cells come
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,7 @@ class Row:
     name: str
     cells: dict[str, str]
     model: str
-    options: dict[str, object] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     fitted: dict[str, object] = field(default_factory=dict)
     note: str | None = None
     cell_notes: dict[str, str] = field(default_factory=dict)
@@ -32,7 +33,7 @@ class PaperTable:
         return list(self.rows[0].cells)
 
 
-def _row(name: str, columns: str, values: str, model: str, **extra) -> Row:
+def _row(name: str, columns: str, values: str, model: str, **extra: Any) -> Row:
     """A row as it stands in print: column names and values separated by blanks, `|` where a value has blanks itself."""
     split = values.split("|") if "|" in values else values.split()
     cells = dict(zip(columns.split(), (value.strip() for value in split), strict=True))

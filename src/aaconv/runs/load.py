@@ -53,6 +53,12 @@ class TrainedModel:
     crop: float = EVAL_CROP
     """The part of an image's shorter side that the network is evaluated on."""
 
+    @property
+    def run_recipe(self) -> Recipe:
+        """The recipe of a run, where it is known to be one."""
+        assert self.recipe is not None
+        return self.recipe
+
 
 def load_model(
     source: str | Path,
@@ -78,8 +84,9 @@ def load_model(
         source = f"local-dir:{source}"
     elif isinstance(source, Path) or ("/" in source and ":" not in source) or source.startswith("."):
         check_run(source, "and models have no slash in their names")
-    pretrained = pretrained or (weights is None and source.startswith(("local-dir:", "hf-hub:")))
-    return _load_named(source, weights, pretrained, options or {}, num_classes, device)
+    name = str(source)
+    pretrained = pretrained or (weights is None and name.startswith(("local-dir:", "hf-hub:")))
+    return _load_named(name, weights, pretrained, options or {}, num_classes, device)
 
 
 def _load_run(run: Path, weights: str | Path | None, device: torch.device | str) -> TrainedModel:
@@ -133,7 +140,7 @@ def _load_named(
         if weights in WEIGHTS:
             raise ValueError(f"weights {weights!r} belong to a run folder; of a model name a file of weights")
         fill(model, Path(weights))
-    known = model.pretrained_cfg
+    known: Any = model.pretrained_cfg
     own_head = pretrained and num_classes is None
     return TrainedModel(
         model=model.to(device).eval(),

@@ -12,7 +12,7 @@ def metric_rows(loaded: TrainedModel) -> list[tuple[str, float | None, float | N
     measured = telling(loaded.metrics or {})
     rows = []
     for name, column in TITLES.items():
-        ours, paper = measured.get(name), recipes.paper_value(loaded.recipe, column)
+        ours, paper = measured.get(name), recipes.paper_value(loaded.run_recipe, column)
         if ours is not None or paper is not None:
             rows.append((column, ours, paper))
     return rows

@@ -12,7 +12,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
 
-from ..cost.counting import Cost, count
+from ..cost.counting import count
+from ..cost.totals import Cost
 from ..utils.files import check_writable, replacing, resolved
 from ..utils.html import base_style, fill, read
 from ..utils.terminal import readable_bytes
@@ -60,7 +61,7 @@ def _read(path: Path, name: str) -> Run:
     metrics = read_epochs(path)
     if not metrics:
         raise ValueError(f"{path} has no finished epoch yet: there is nothing to report")
-    cost = count(loaded.model, (loaded.size, loaded.size), name=loaded.recipe.model.name)
+    cost = count(loaded.model, (loaded.size, loaded.size), name=loaded.run_recipe.model.name)
     with naming_the_way_out(path):
         return Run(path, name, loaded, cost, known, metrics, read_speed(path))
 
@@ -86,7 +87,7 @@ def render(runs: Sequence[Run], explorer: str | None = None) -> str:
     return fill(
         read(__package__, "report.html"),
         title=html.escape(names),
-        summary=html.escape("; ".join(dict.fromkeys(run.loaded.recipe.summary for run in runs))),
+        summary=html.escape("; ".join(dict.fromkeys(run.loaded.run_recipe.summary for run in runs))),
         style=base_style() + read(__package__, "report.css"),
         sections="\n".join(sections),
     )
@@ -115,7 +116,7 @@ def _results(runs: Sequence[Run]) -> list[list[str]]:
         if any(paper is not None for _, paper in pairs):
             rows.append([f"{name} in the paper", *(_number(paper, "{:g}") for _, paper in pairs)])
     rows.append(["loss", *(_number(run.metrics[-1].get("loss"), "{:.4f}") for run in runs)])
-    rows.append(["epochs", *(f"{run.metrics[-1]['epoch']} of {run.loaded.recipe.epochs}" for run in runs)])
+    rows.append(["epochs", *(f"{run.metrics[-1]['epoch']} of {run.loaded.run_recipe.epochs}" for run in runs)])
     rows.append(["seconds per epoch", *(_number(_median(run.speed, "seconds"), "{:.1f}") for run in runs)])
     rows.append(["images per second", *(_number(_median(run.speed, "images_per_second"), "{:,.0f}") for run in runs)])
     memory = (max((row.get("peak_memory_bytes") or 0 for row in run.speed), default=0) for run in runs)
@@ -171,10 +172,10 @@ def _curves(runs: Sequence[Run]) -> str:
 
 def _recipes(runs: Sequence[Run]) -> str:
     """The fields in which the recipes differ from a recipe's defaults, side by side; each one whole below."""
-    fields = [asdict(run.loaded.recipe) for run in runs]
+    fields = [asdict(run.loaded.run_recipe) for run in runs]
     for one in fields:
         one["model"] = ", ".join([one["model"]["name"], *filter(None, [_plain(one["model"]["options"], "")])])
-    usual = {name: field.default for name, field in type(runs[0].loaded.recipe).__dataclass_fields__.items()}
+    usual = {name: field.default for name, field in type(runs[0].loaded.run_recipe).__dataclass_fields__.items()}
     changed = [name for name in fields[0] if any(one[name] != usual[name] for one in fields) and name != "evidence"]
     rows = [[name, *(_plain(one[name]) for one in fields)] for name in changed if name not in ("name", "summary")]
     whole = "".join(
@@ -189,7 +190,7 @@ def _recipes(runs: Sequence[Run]) -> str:
 
 
 def _evidence(run: Run) -> str:
-    cell = run.loaded.recipe.evidence
+    cell = run.loaded.run_recipe.evidence
     return DASH if cell is None else f"table {cell.table}, {cell.row}"
 
 

@@ -101,8 +101,8 @@ class Classify(Task):
         correct = (logits.detach().argmax(1) == (labels.argmax(1) if mixed else labels)).float().mean()
         return loss, {"top1": 100 * correct}
 
-    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-        return count(model, batches, len(self.data_info().classes)).metrics()
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float | None]:
+        return {**count(model, batches, len(self.data_info().classes)).metrics()}
 
 
 @dataclass(frozen=True)

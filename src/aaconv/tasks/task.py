@@ -74,8 +74,8 @@ class Task(ABC):
         except (MemoryError, ConnectionError):
             raise
         except Exception as error:  # each network has errors of its own
-            options = str(model.options)[:200]
-            raise ValueError(f"{model.name[:80]} cannot be built with {options}: {one_line(error)}") from None
+            given = str(model.options)[:200]
+            raise ValueError(f"{model.name[:80]} cannot be built with {given}: {one_line(error)}") from None
         getattr(network, "pretrained_cfg", {}).pop("state_dict", None)  # it is in the network
         return network
 

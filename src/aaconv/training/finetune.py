@@ -21,7 +21,7 @@ HELD_OUT, FEWEST = 0.15, 2
 """Of the training images, to stop by; and images that a split must have."""
 EPOCHS, BATCH, SIZE = 20, 64, 224
 
-ADAPTED = {
+ADAPTED: dict[str, Any] = {
     "optimizer": "adamw",
     "lr": 1e-3,
     "lr_backbone": 0.1,

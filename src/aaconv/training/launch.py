@@ -42,14 +42,15 @@ def choose(
     if name is None and source is None and {"model", "data"} <= changes.keys():
         rest = {key: value for key, value in changes.items() if key not in ("model", "data")}
         return finetune_recipe(changes["model"], changes["data"], start, rest, device=device)
-    if (name is None) == (source is None):
+    if name is not None and source is None:
+        recipe = for_machine(recipes.get(name), changes, gpu=pick_device(device).type == "cuda", cores=cores())
+    elif source is not None and name is None:
+        recipe = recipes.load(source)
+    else:
         raise ValueError(
             "name a recipe (`aaconv recipes` lists them), or a file with --from, or a run with --resume, or a network "
             "and data with --model and --data"
         )
-    recipe = recipes.get(name) if source is None else recipes.load(source)
-    if source is None:
-        recipe = for_machine(recipe, changes, gpu=pick_device(device).type == "cuda", cores=cores())
     recipe = recipes.override(recipe, changes)
     if start != NOTHING:
         recipe = replace(recipe, model=start_from(recipe.model, start), evidence=None)
@@ -161,7 +162,7 @@ def conclusion(summary: dict[str, Any], run: Path) -> str:
     if recipe.holdout:
         lines[0] += f", on {recipe.holdout:,} training images held out"
     row = recipes.paper_row(recipe)
-    if row is not None and not (recipe.holdout or recipe.eval_limit):
+    if row is not None and recipe.evidence is not None and not (recipe.holdout or recipe.eval_limit):
         values = ", ".join(f"{name} {row.cells[name]}" for name in TITLES.values() if name in row.cells)
         lines.append(f"the paper: {values} (table {recipe.evidence.table}, {row.name}){_shortened(recipe)}")
     return "\n".join([*lines, f"all of it is in {run}; look at it with aaconv eval, plot, report or explore"])

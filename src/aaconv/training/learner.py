@@ -32,7 +32,7 @@ class Learner:
             for parameter in head_parameters(model):
                 torch.nn.init.zeros_(parameter)
         layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
-        self.model = model.to(world.device, memory_format=layout)
+        self.model = model.to(world.device, memory_format=layout)  # type: ignore[call-overload]
         self.ema = ModelEmaV3(self.model, decay=recipe.ema) if recipe.ema is not None else None
         if recipe.compile != "off":
             self.model.compile(mode=None if recipe.compile == "default" else recipe.compile, dynamic=False)

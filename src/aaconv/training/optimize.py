@@ -64,7 +64,7 @@ def make_schedule(recipe: Recipe, optimizer: Optimizer, steps_per_epoch: int) ->
         raise ValueError(f"min_lr is for the cosine schedule, got min_lr={recipe.min_lr} with {recipe.schedule!r}")
     total = recipe.epochs * steps_per_epoch
     warm_up = round(recipe.warmup * total)
-    common = {"warmup_t": warm_up, "warmup_lr_init": 0.0, "t_in_epochs": False}
+    common: dict[str, Any] = {"warmup_t": warm_up, "warmup_lr_init": 0.0, "t_in_epochs": False}
     match recipe.schedule:
         case "cosine":
             if not 0 <= recipe.min_lr <= peak_rate(recipe):
@@ -93,7 +93,8 @@ def rate_of(optimizer: Optimizer) -> float:
 def optimizer_tensors(optimizer: Optimizer) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The state in two parts: tensors by name, and the rest, which JSON can hold."""
     state = optimizer.state_dict()
-    tensors, numbers = {}, {}
+    tensors: dict[str, torch.Tensor] = {}
+    numbers: dict[str, Any] = {}
     for index, values in state["state"].items():
         for name, value in values.items():
             (tensors if isinstance(value, torch.Tensor) else numbers)[f"{index}.{name}"] = value

@@ -80,8 +80,8 @@ def _layer_factors(recipe: Recipe, model: nn.Module) -> dict[nn.Parameter, float
 
 def _head(model: nn.Module) -> set[str]:
     """The names of the last layer's parameters: timm's networks tell it, of others it is the last linear layer."""
-    if hasattr(model, "get_classifier"):
-        found = model.get_classifier()
+    if (classifier := getattr(model, "get_classifier", None)) is not None:
+        found = classifier()
         modules = set(found) if isinstance(found, tuple | list) else {found}
     else:
         modules = {[None, *(module for module in model.modules() if isinstance(module, nn.Linear))][-1]}

@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
@@ -145,7 +145,8 @@ class Trainer:
         self.rows: list[Row] = []
         self.speed: list[Row] = []
         self.best: dict[str, Any] | None = None
-        self.seconds, self._begun = 0.0, None
+        self.seconds = 0.0
+        self._begun: float | None = None
         self._looks_bad = False
         self.display = Display.silent()
         self._open(again, lock)
@@ -303,7 +304,7 @@ class Trainer:
             self.writer.best(self.learner.eval_model)
         self.writer.tables(self.rows, self.speed)
 
-    def _stop(self, signal_number: int) -> None:
+    def _stop(self, signal_number: int) -> NoReturn:
         path = self._save()
         line = f"stopped at step {self.steps}, saved {path}; resume with: aaconv train --resume {self.run}"
         raise Stopped(signal_number, line)
