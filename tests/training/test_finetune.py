@@ -11,6 +11,7 @@ from PIL import Image
 from torch import nn
 
 from aaconv import augment, cli
+from aaconv.export.model_card import card_text
 from aaconv.layers import attention_parameters
 from aaconv.layers.last_stage import last_stage
 from aaconv.recipes.pretrained import Start, start_from
@@ -176,6 +177,7 @@ def test_the_command_writes_network_report_page_and_onnx(weights, photos, tmp_pa
     loaded = load_model(run, weights="best")
     assert loaded.classes == ("dark", "light")
     assert all(module.temperature is not None for module in loaded.model.modules() if hasattr(module, "temperature"))
+    assert str(weights.parent) not in card_text(loaded, "owner/name")
     again = timm.create_model(f"local-dir:{run}", pretrained=True).eval()
     x = torch.randn(1, 3, 64, 64)
     assert torch.equal(again(x), load_model(run, weights="last").model(x))

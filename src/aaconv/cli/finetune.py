@@ -41,8 +41,10 @@ def _finetune(chosen: argparse.Namespace) -> None:
 
     how = {"device": chosen.device, "tensorboard": chosen.tensorboard, "track": chosen.track}
     if chosen.resume is not None:
-        names = ("network", "images", "pretrained", "augment", "attention", "scratch", "folder", "dry_run")
-        launch.check_unchanged(given(chosen), {name.upper(): getattr(chosen, name) for name in names})
+        options = ("pretrained", "augment", "scratch", "dry_run")
+        others = {f"--{name.replace('_', '-')}": getattr(chosen, name) for name in options}
+        others |= {"MODEL": chosen.network, "--augment.OPTION": chosen.attention, "--run": chosen.folder}
+        launch.check_unchanged(given(chosen), others)
         run = Path(chosen.resume)
         launch.start(run, None, **how)
     else:

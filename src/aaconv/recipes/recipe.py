@@ -15,6 +15,11 @@ class Model:
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def title(self) -> str:
+        """What to call it: of a network that attention was put into the name it had before."""
+        return f"{self.options['base']} with attention" if "base" in self.options else self.name
+
+    @property
     def network_options(self) -> dict[str, Any]:
         """The keywords that make the network; not those that only say which weights it starts from."""
         return {name: value for name, value in self.options.items() if name not in START_OPTIONS}

@@ -14,6 +14,7 @@ from ..recipes.overrides import check_model, check_optimizer, for_machine
 from ..recipes.pretrained import Start, start_from
 from ..recipes.recipe import Model, Recipe
 from ..utils.device import cores, pick_device
+from ..utils.terminal import plural
 
 LAST_STAGE = "last-stage"
 """For --augment: wherever layers.last_stage says."""
@@ -54,6 +55,7 @@ def finetune_recipe(
     """
     changes = dict(changes or {})
     name, start = _named(model, start)
+    data = str(Path(data).resolve()) if Path(data).is_dir() else data  # a run is looked at from anywhere
     images = open_dataset(data, changes.get("data_dir"), "train")
     size = changes.get("size") or _own_size(name)
     if start.where == LAST_STAGE:
@@ -61,7 +63,8 @@ def finetune_recipe(
     held_out = max(FEWEST, round(HELD_OUT * len(images)))
     batch = min(BATCH, _half(len(images) - held_out))
     if batch < 1:
-        raise ValueError(f"{data} has {len(images)} images, too few to train on: at least {2 + FEWEST} are needed")
+        there = plural(len(images), "image")
+        raise ValueError(f"{data} has {there}, too few to train on: at least {2 + FEWEST} are needed")
     steps = changes.get("epochs", EPOCHS) * ((len(images) - held_out) // batch)
     recipe = Recipe(
         name=f"{name.partition('.')[0].replace('/', '-')}-{Path(data).name}",

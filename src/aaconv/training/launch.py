@@ -136,7 +136,7 @@ def start(
             summary = trainer.resume(run, device=device)
         else:
             if first:
-                lines = [f"{recipe.name}: {recipe.model.name} on {recipe.data}, into {run}"]
+                lines = [f"{recipe.name}: {recipe.model.title} on {recipe.data}, into {run}"]
                 lines += [SLOW] if pick_device(device).type == "cpu" and made_for_a_gpu(recipe) else []
                 print("\n".join(lines), flush=True)
             summary = trainer.train(recipe, run, device=device)
