@@ -12,6 +12,7 @@ import yaml
 from torch import nn
 
 from ..cost.counting import count
+from ..recipes.recipe import Model
 from ..recipes.yaml_file import to_yaml
 from ..runs.load import TrainedModel
 from ..runs.metrics import metric_rows
@@ -29,11 +30,12 @@ def card_text(loaded: TrainedModel, name: str) -> str:
     """The model card in Markdown; name: owner/name on the hub, or that of a folder."""
     recipe, size = loaded.run_recipe, loaded.size
     data = recipe.data.rstrip("/").rpartition("/")[2]
-    public = replace(recipe, data=data, data_dir=None)  # where data lie is nobody else's business
+    network = Model(recipe.model.name, recipe.model.network_options)
+    public = replace(recipe, data=data, data_dir=None, model=network)  # where files lie is nobody else's business
     where = f"hf-hub:{name}" if "/" in name else f"local-dir:{name}"
     cost = count(loaded.model, (size, size))
     details = {
-        "Model": f"{recipe.model.name}{''.join(f', {k}={v}' for k, v in recipe.model.options.items())}",
+        "Model": f"{network.name}{''.join(f', {k}={v}' for k, v in network.options.items())}",
         "Dataset": data,
         "Image size": f"{size} x {size}",
         "Params": f"{cost.params:,}",

@@ -5,7 +5,7 @@ from .accelerate import accelerate
 from .augment import augment
 from .channels import attention_channels
 from .fold import fold_batch_norm
-from .weight_decay import no_weight_decay
+from .parameters import attention_parameters, no_weight_decay
 
 __all__ = [
     "AAConv1d",
@@ -13,6 +13,7 @@ __all__ = [
     "AAConvNd",
     "accelerate",
     "attention_channels",
+    "attention_parameters",
     "augment",
     "fold_batch_norm",
     "no_weight_decay",

@@ -3,7 +3,7 @@
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from .tracing import is_exporting
 
@@ -36,7 +36,7 @@ def _with_gradient_of(differentiable: Tensor, value: Tensor) -> Tensor:
     return value.detach() + nothing
 
 
-def take_original_keys(module: nn.Module, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
+def take_original_keys(module: Any, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Before a state dict is loaded: what it calls `weight` and `bias`, as the network did before it was augmented, are
     those of the layer's `conv`."""
     for name in module.conv.state_dict():

@@ -14,7 +14,7 @@ from .aaconv import AAConv2d
 from .augment_report import Replacement, Report, Size
 from .channels import RatioWarning, resolve_channels
 from .dry_run import copy_without_memory, run, uncompiled
-from .weight_decay import exclude_from_weight_decay
+from .parameters import exclude_from_weight_decay
 from .where import Where, choose
 
 Example = Tensor | int | Sequence[int] | Sequence[Tensor]
@@ -79,8 +79,8 @@ def augment(
         raise ValueError("the model is compiled: augment it first, then torch.compile what augment returns")
     whole = options.get("combine") == "add"
     chosen = choose(model, where, whole=whole, grouped=grouped)
-    inputs = _example_inputs(model, example)
-    maps = _map_sizes(model, inputs, chosen)
+    inputs = example_inputs(model, example)
+    maps = map_sizes(model, inputs, chosen)
     layers: dict[nn.Conv2d, AAConv2d] = {}
     replacements, overrides = [], []
     for conv, names in chosen.items():
@@ -117,7 +117,7 @@ def augment(
         window = {name: layer.window.size for name, layer in by_name.items() if layer.window}
     if window is not None:
         done["window"] = window
-    model.augmentations = (*getattr(model, "augmentations", ()), done | options)
+    model.__dict__["augmentations"] = (*getattr(model, "augmentations", ()), done | options)
     exclude_from_weight_decay(model)
     return model, Report(tuple(replacements))
 
@@ -146,7 +146,7 @@ def _warn(overrides: list[tuple[str, str]], layers: int) -> None:
             warnings.warn(f"{name}: {override}{others}" if name else override, RatioWarning, stacklevel=3)
 
 
-def _map_sizes(
+def map_sizes(
     model: nn.Module, inputs: Sequence[Tensor], convs: Collection[nn.Conv2d]
 ) -> dict[nn.Conv2d, tuple[Size, Size]]:
     """(height, width) into and out of every convolution; the largest where it runs several times."""
@@ -201,7 +201,7 @@ def _part_that_runs(model: nn.Module, inputs: Sequence[Tensor], convs: Collectio
     return ""
 
 
-def _example_inputs(model: nn.Module, example: Example) -> tuple[Tensor, ...]:
+def example_inputs(model: nn.Module, example: Example) -> tuple[Tensor, ...]:
     """What the forward takes; a wanted shape without memory, in the dtype of the model."""
     if isinstance(example, Tensor):
         return (example,)

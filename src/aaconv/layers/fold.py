@@ -9,13 +9,15 @@ from torch.nn.utils.fusion import fuse_conv_bn_weights
 from .aaconv import AAConvNd
 
 
-def fold_batch_norm(layer: AAConvNd, norm: nn.Module) -> AAConvNd:
+def fold_batch_norm(layer: AAConvNd, norm: nn.BatchNorm1d | nn.BatchNorm2d | nn.SyncBatchNorm) -> AAConvNd:
     """A copy of the layer that computes norm(layer(x)); both in eval mode.
 
     The convolution's weights and biases are scaled by the norm as torch.nn.utils.fusion.fuse_conv_bn_eval does it.
     Attention is scaled in its gate (combine="add"), or in the rows of its projection, which then has a bias.
     """
     _check(layer, norm)
+    assert norm.running_mean is not None
+    assert norm.running_var is not None
     folded = copy.deepcopy(layer)
     scale = (norm.running_var + norm.eps).rsqrt() * (1 if norm.weight is None else norm.weight)
     shift = (0 if norm.bias is None else norm.bias) - norm.running_mean * scale
@@ -30,7 +32,7 @@ def fold_batch_norm(layer: AAConvNd, norm: nn.Module) -> AAConvNd:
     return folded
 
 
-def _scale(conv: nn.Module, scale: Tensor, shift: Tensor) -> None:
+def _scale(conv: nn.Conv1d | nn.Conv2d, scale: Tensor, shift: Tensor) -> None:
     """conv(x) * scale + shift, for each output channel."""
     nothing, one = torch.zeros_like(scale), torch.ones_like(scale)
     conv.weight, conv.bias = fuse_conv_bn_weights(conv.weight, conv.bias, nothing, one, 0.0, scale, shift)

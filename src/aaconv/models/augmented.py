@@ -50,16 +50,16 @@ def augmented(
         known = resolve_pretrained_cfg(NAME, pretrained_cfg, pretrained_cfg_overlay)
         options.setdefault("num_classes", known.num_classes)
         model = create_base(base, img_size=img_size, **options)
-        model.pretrained_cfg = model.default_cfg = known.to_dict()
+        vars(model).update(pretrained_cfg=known.to_dict(), default_cfg=known.to_dict())
     else:
         weights = {"pretrained": pretrained, "pretrained_cfg_overlay": pretrained_cfg_overlay, "cache_dir": cache_dir}
         model = create_base(base, img_size=img_size, **options, **weights)
-    model.augmented_from = {"base": base, **options}
+    vars(model)["augmented_from"] = {"base": base, **options}
     for keywords in augmentations:
         _augment_once(model, base, keywords, img_size)
     if whole and pretrained:
         channels = options.get("in_chans", 3)
-        load_pretrained(model, model.pretrained_cfg, options["num_classes"], channels, cache_dir=cache_dir)
+        load_pretrained(model, known.to_dict(), options["num_classes"], channels, cache_dir=cache_dir)
     return model
 
 
@@ -69,8 +69,9 @@ def create_base(name: str, *, img_size: int | None = None, **options: Any) -> nn
     if not name.startswith(TORCHVISION):
         if not timm.is_model(name.partition(".")[0]):
             raise ValueError(f"there is no model {name!r} to augment; timm.list_models() has all names")
-        own = {"img_size": img_size} if img_size is not None and _has_a_size(name) else {}
-        return timm.create_model(name, **own, **options)
+        if img_size is not None and _has_a_size(name):
+            options["img_size"] = img_size
+        return timm.create_model(name, **options)
     if options.pop("pretrained", False):
         options["weights"] = "DEFAULT"
     for unknown in ("pretrained_cfg_overlay", "cache_dir"):

@@ -88,8 +88,9 @@ def load_model(
         source = f"local-dir:{source}"
     elif isinstance(source, Path) or ("/" in source and ":" not in source) or source.startswith("."):
         check_run(source, "and models have no slash in their names")
-    pretrained = pretrained or (weights is None and str(source).startswith(("local-dir:", "hf-hub:")))
-    return _load_named(str(source), weights, pretrained, options or {}, num_classes, device)
+    name = str(source)
+    pretrained = pretrained or (weights is None and name.startswith(("local-dir:", "hf-hub:")))
+    return _load_named(name, weights, pretrained, options or {}, num_classes, device)
 
 
 def _load_run(run: Path, weights: str | Path | None, device: torch.device | str) -> TrainedModel:
