@@ -254,7 +254,9 @@ IN_WINDOWS: dict[str, Any] = {"window": 13, "where": "layer*.*.conv2", "downsamp
 
 def _imagenette() -> Iterator[Recipe]:
     """ResNets on photographs of ten ImageNet classes, 160 pixels: `--data folder/PATH` says where they are."""
-    networks = [(kind, depth, {}) for depth in (18, 50) for kind in IMAGENETTE_KINDS if kind != "aa-window"]
+    networks: list[tuple[str, int, dict[str, Any]]] = [
+        (kind, depth, {}) for depth in (18, 50) for kind in IMAGENETTE_KINDS if kind != "aa-window"
+    ]
     for kind, depth, options in [*networks, ("aa-window", 50, IN_WINDOWS)]:
         yield Recipe(
             name=f"imagenette-{kind}-resnet{depth}",
