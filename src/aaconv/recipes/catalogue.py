@@ -242,24 +242,36 @@ def _small() -> Iterator[Recipe]:
         )
 
 
+IMAGENETTE_KINDS = {
+    "plain": "convolutions only",
+    "se": "Squeeze-and-Excitation",
+    "aa": "attention",
+    "aa-window": "attention in windows of 13 x 13, in all stages",
+}
+IN_WINDOWS: dict[str, Any] = {"window": 13, "where": "layer*.*.conv2", "downsample": 0}
+"""Attention beside every 3x3 of a ResNet-50, the first stage too, on maps that are not halved for it."""
+
+
 def _imagenette() -> Iterator[Recipe]:
     """ResNets on photographs of ten ImageNet classes, 160 pixels: `--data folder/PATH` says where they are."""
-    for depth in (18, 50):
-        for kind, title in (("plain", "convolutions only"), ("se", "Squeeze-and-Excitation"), ("aa", "attention")):
-            yield Recipe(
-                name=f"imagenette-{kind}-resnet{depth}",
-                summary=f"ResNet-{depth} on Imagenette at 160 pixels: {title}",
-                model=Model(f"{kind}_resnet{depth}"),
-                data="folder/imagenette160",
-                size=160,
-                epochs=80,
-                batch=128,
-                lr_base=0.128,
-                weight_decay=1e-4,
-                label_smoothing=0.1,
-                workers=8,
-                **ON_A_GPU,
-            )
+    networks: list[tuple[str, int, dict[str, Any]]] = [
+        (kind, depth, {}) for depth in (18, 50) for kind in IMAGENETTE_KINDS if kind != "aa-window"
+    ]
+    for kind, depth, options in [*networks, ("aa-window", 50, IN_WINDOWS)]:
+        yield Recipe(
+            name=f"imagenette-{kind}-resnet{depth}",
+            summary=f"ResNet-{depth} on Imagenette at 160 pixels: {IMAGENETTE_KINDS[kind]}",
+            model=Model(f"{kind.partition('-')[0]}_resnet{depth}", options),
+            data="folder/imagenette160",
+            size=160,
+            epochs=80,
+            batch=128,
+            lr_base=0.128,
+            weight_decay=1e-4,
+            label_smoothing=0.1,
+            workers=8,
+            **ON_A_GPU,
+        )
 
 
 DEMO_KINDS = {"plain": "convolutions only", "se": "with Squeeze-and-Excitation", "aa": "with attention"}
