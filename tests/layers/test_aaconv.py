@@ -1,10 +1,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from timm.layers import Conv2dSame
 from torch import nn
 
 from aaconv import AAConv1d, AAConv2d, attend_2d, attention_channels
 from aaconv.layers import AAConvNd
+from aaconv.layers.channels import resolve_channels
 from support.reference import direct_attention
 from support.small_layers import SMALL, VARIANTS, small
 
@@ -89,6 +91,12 @@ def test_tiny_maps_and_empty_batches(variant, batch, height, width):
     assert all(parameter.grad is not None for parameter in layer.parameters())
 
 
+def test_the_repr_says_what_the_tables_are_made_for():
+    assert "size=lazy," in repr(small())
+    assert "size=(5, 4)," in repr(small(size=(5, 4)))
+    assert "size=None," in repr(small(position="none"))
+
+
 def test_names_of_parameters_are_part_of_the_interface():
     names = {name for name, _ in small(size=5, attention_bias=True).named_parameters()}
     assert names == {
@@ -121,6 +129,19 @@ def test_parameters_are_those_of_the_paper():
 )
 def test_rounding(out_channels, options, expected):
     assert attention_channels(out_channels, **{"num_heads": 8, **options}) == expected
+    resolved = resolve_channels(out_channels, **{"num_heads": 8, **options})
+    assert (resolved.key_channels, resolved.value_channels) == expected
+
+
+def test_ratios_are_checked_by_the_function_as_well():
+    with pytest.raises(ValueError, match=r"key_ratio must not be negative, got key_ratio=-0\.1"):
+        attention_channels(64, 8, key_ratio=-0.1)
+
+
+def test_two_groups_that_do_not_divide_are_named():
+    resolved = resolve_channels(18, 1, value_ratio=1 / 6, groups=2)
+    assert resolved.value_channels == 4
+    assert "is 3 in 1 heads, which groups=2 do not divide: value_channels=4" in resolved.overrides[0]
 
 
 @pytest.mark.parametrize(
@@ -265,6 +286,15 @@ def test_a_convolution_that_pads_to_same_stays_so():
     x = torch.randn(1, 6, 9, 8)
     out = layer(x)
     assert out.shape == (1, 16, 9, 8)
+    torch.testing.assert_close(out[:, :12], conv(x)[:, :12])
+
+
+def test_a_convolution_that_pads_in_its_forward_keeps_its_size():
+    conv = Conv2dSame(6, 16, 3, stride=2)
+    layer = AAConv2d.from_conv(conv, pads_itself=True, **SMALL, size=5)
+    x = torch.randn(1, 6, 9, 8)
+    out = layer(x)
+    assert tuple(out.shape[2:]) == layer.output_size(9, 8) == (5, 4)
     torch.testing.assert_close(out[:, :12], conv(x)[:, :12])
 
 

@@ -70,6 +70,11 @@ def test_weights_are_kept_only_where_nothing_is_recorded():
     assert not can_reuse_weights(frozen, x.detach(), attended.requires_grad_())
 
 
+def test_a_convolution_without_weights_is_refused():
+    with pytest.raises(ValueError, match="the convolution is lazy"):
+        AAConv2d.from_conv(torch.nn.LazyConv2d(16, 3))
+
+
 def test_a_convolution_with_hooks_or_weights_it_makes_is_called():
     normalised = make_layer()
     torch.nn.utils.parametrizations.weight_norm(normalised.conv)
@@ -91,7 +96,7 @@ def test_a_convolution_with_hooks_or_weights_it_makes_is_called():
 
 @pytest.mark.parametrize(
     ("convolved", "channels", "liked"),
-    [(232, 256, True), (288, 320, True), (256, 320, False), (64, 128, False), (20, 24, False)],
+    [(232, 256, True), (224, 256, True), (288, 320, True), (256, 320, False), (64, 128, False), (20, 24, False)],
 )
 def test_channels_are_made_up_where_they_cost_nothing(convolved, channels, liked):
     assert likes_more_channels(torch.nn.Conv2d(4, convolved, 3), channels) == liked

@@ -20,7 +20,7 @@ from aaconv.runs.report import write_report
 from aaconv.utils.html import read
 
 WHERE = "layer4.*.conv1"
-WORDS = ("--augment", WHERE, "num_heads=2", "key-channels=40")
+WORDS = ("--augment", WHERE, "--augment.num-heads", "2", "--augment.key-channels=40")
 KEYWORDS = {"where": WHERE, "num_heads": 2, "key_channels": 40}
 
 
@@ -136,15 +136,15 @@ def test_weights_fill_the_augmented_network(model, photo, tmp_path):
 @pytest.mark.parametrize(
     ("words", "told"),
     [
-        (("layer9",), "where='layer9' matches none"),
-        ((WHERE, "heads=2"), "augment takes no option 'heads'; nearest: num_heads"),
-        ((WHERE, "photo.jpg"), "behind --augment WHERE stand keywords such as num_heads=4, got 'photo.jpg'"),
-        ((WHERE, "num_heads=-1"), "num_heads"),
+        (("--augment", "layer9"), "where='layer9' matches none"),
+        (("--augment", WHERE, "--augment.heads", "2"), "augment takes no option 'heads'; nearest: num_heads"),
+        (("--augment.num-heads", "2"), "--augment.num_heads needs --augment WHERE beside it"),
+        (("--augment", WHERE, "--augment.num-heads", "-1"), "num_heads"),
     ],
 )
 def test_mistakes_are_explained(words, told, photo, capsys):
     for command in (("cost", "resnet18"), ("predict", "resnet18", str(photo))):
-        assert main([*command, "--augment", *words]) == 2
+        assert main([*command, *words]) == 2
         assert told in capsys.readouterr().err
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from aaconv import AAConv2d
+from aaconv import AAConv2d, augment
 from aaconv.models import create_model
 from aaconv.training.optimize import (
     load_optimizer,
@@ -126,6 +126,26 @@ def test_momentum_is_classical_unless_sgd_is_asked_for(name, nesterov):
     assert optimizer.defaults["momentum"] == 0.8
 
 
+class OnGpu(nn.Parameter):
+    """What says that it is on a GPU; torch has the fused step for the CPU, too."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("name", ["momentum", "sgd"])
+def test_the_first_fp16_step_on_a_gpu_may_overflow(name):
+    """Fused SGD then skips it, and must not take what was in memory for momentum in the next one."""
+    model = nn.Linear(2, 2)
+    for key, parameter in list(model.named_parameters()):
+        setattr(model, key, OnGpu(torch.zeros_like(parameter)))
+    optimizer = make_optimizer(tiny(optimizer=name, momentum=0.5, lr=1.0, weight_decay=0.0), model)
+    assert all(group["fused"] for group in optimizer.param_groups)
+    assert {tuple(state) for state in optimizer.state.values()} == {("momentum_buffer",)}
+    assert all(state["momentum_buffer"].eq(0).all() for state in optimizer.state.values())
+    assert len(optimizer.state) == 2
+    assert not make_optimizer(tiny(optimizer="momentum", momentum=0.0), model).state
+
+
 def test_rmsprop_of_tensorflow():
     optimizer = make_optimizer(tiny(optimizer="rmsproptf", momentum=0.9, eps=1e-3), nn.Linear(2, 2))
     assert type(optimizer).__name__ == "RMSpropTF"
@@ -219,3 +239,14 @@ def test_a_state_of_an_older_torch_lacks_what_is_new():
     optimizer = make_optimizer(recipe, model)
     load_optimizer(optimizer, tensors, rest)
     assert {name: optimizer.param_groups[0][name] for name in removed} == removed
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_augment_excludes_from_weight_decay_is_excluded(inside):
+    options = {"combine": "add", "num_heads": 2, "key_channels": 8, "value_channels": 4}
+    network, _ = augment(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), 9, where="0", **options)
+    model = nn.ModuleDict({"backbone": network}) if inside else network
+    decayed, kept = make_optimizer(tiny(weight_decay=0.1), model).param_groups
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    assert {names[id(parameter)] for parameter in kept["params"]} == {"0.rel_h", "0.rel_w", "0.gate"}
+    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)

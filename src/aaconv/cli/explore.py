@@ -50,7 +50,7 @@ def _explore(chosen: argparse.Namespace) -> None:
     if chosen.at and not chosen.static:
         raise ValueError("--at chooses the positions of a figure; it needs --static FIGURE")
     common = {"size": chosen.size, "weights": chosen.weights, "pretrained": chosen.pretrained}
-    common["augment"] = augmentation(chosen.augment)
+    common["augment"] = augmentation(chosen)
     if chosen.static:
         path = write_figure(chosen.source, chosen.images, chosen.static, at=chosen.at, layers=chosen.layers, **common)
         print(f"drew {path}")

@@ -6,6 +6,7 @@ from .parsing import Parser, one_of, positive
 from .source import add_augment, add_device, add_source, add_weights, augmentation
 
 LAYOUTS = ("chexpert", "legendong", "leaderj1001")
+SOURCES = ("def99f9", "a6739a7")
 
 
 def add_commands(commands: Parser) -> None:
@@ -48,6 +49,11 @@ def _add_convert(commands: Parser) -> None:
         "--layout", **one_of("layout", LAYOUTS), help=f"{', '.join(LAYOUTS)}; default: recognised by the names"
     )
     convert.add_argument(
+        "--source",
+        **one_of("source", SOURCES),
+        help="chexpert's commit: def99f9 or later (default), or a6739a7, before it",
+    )
+    convert.add_argument(
         "--inexact", action="store_true", help="also where the formulas differ: a start for further training"
     )
 
@@ -75,7 +81,7 @@ def _export(chosen: argparse.Namespace) -> None:
         fixed=chosen.fixed,
         weights=chosen.weights,
         pretrained=chosen.pretrained,
-        augment=augmentation(chosen.augment),
+        augment=augmentation(chosen),
     )
 
 
@@ -103,5 +109,7 @@ def _push(chosen: argparse.Namespace) -> None:
 def _convert(chosen: argparse.Namespace) -> None:
     from ..export.convert import convert_file
 
-    for line in convert_file(chosen.state, chosen.output, layout=chosen.layout, inexact=chosen.inexact):
+    for line in convert_file(
+        chosen.state, chosen.output, layout=chosen.layout, source=chosen.source, inexact=chosen.inexact
+    ):
         print(line)

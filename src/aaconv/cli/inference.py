@@ -77,7 +77,7 @@ def _predict(chosen: argparse.Namespace) -> None:
     from ..inference.predict import print_predictions
 
     names = ("weights", "pretrained", "device", "batch", "top")
-    how = {name: getattr(chosen, name) for name in names} | {"augment": augmentation(chosen.augment)}
+    how = {name: getattr(chosen, name) for name in names} | {"augment": augmentation(chosen)}
     print_predictions(chosen.source, chosen.images, as_json=chosen.json, file=chosen.output, **how)
 
 

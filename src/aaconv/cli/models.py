@@ -36,5 +36,5 @@ def _cost(chosen: argparse.Namespace) -> None:
         if len(chosen.size) > 2:
             raise ValueError(f"--size takes height and width, or one for both, got {len(chosen.size)} numbers")
         size = (chosen.size[0], chosen.size[-1])
-    augment = augmentation(chosen.augment)
+    augment = augmentation(chosen)
     print_cost(chosen.model, size, augment=augment, layers=chosen.layers, as_json=chosen.json)

@@ -88,19 +88,3 @@ def seed(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected a whole number, at least 0, got {text!r}")
     return int(text)
-
-
-def parse_value(text: str) -> Any:
-    """4, 0.5, 1e-3, true, [14, 14]: as in YAML; anything else is a text."""
-    import yaml
-
-    try:
-        value = yaml.safe_load(text)
-    except yaml.YAMLError:
-        return text
-    if isinstance(value, str):
-        try:
-            return float(value)  # YAML wants a dot in 1e-3
-        except ValueError:
-            return value
-    return value if value is None or isinstance(value, bool | int | float | list) else text

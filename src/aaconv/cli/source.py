@@ -1,8 +1,10 @@
 """Options that several commands share: which network, which weights, which device."""
 
+import argparse
 from typing import Any
 
-from .parsing import Parser, parse_value
+from .parsing import Parser
+from .recipe_options import parse_pairs
 
 SOURCE = "a run folder, or the name of a model"
 
@@ -17,24 +19,25 @@ def add_weights(parser: Parser) -> None:
 
 
 def add_augment(parser: Parser) -> None:
-    help = "of a model: put attention into these convolutions, a wildcard pattern of names; more words are keywords"
-    parser.add_argument("--augment", nargs="+", metavar=("WHERE", "KEYWORD=VALUE"), help=help)
+    help = "of a model: put attention into these convolutions, a wildcard pattern of names"
+    parser.add_argument("--augment", metavar="WHERE", help=help)
+    parser.add_argument(
+        "--augment.OPTION",
+        dest="attention",
+        action="append",
+        default=[],
+        metavar="VALUE",
+        help="a keyword of augment: --augment.num-heads 4 --augment.value-ratio 0.2",
+    )
 
 
-def augmentation(words: list[str] | None) -> dict[str, Any] | None:
-    """The keywords of aaconv.augment: `'layer4.*.conv2' num_heads=4` -> {"where": "layer4.*.conv2", "num_heads": 4}."""
-    if words is None:
+def augmentation(chosen: argparse.Namespace) -> dict[str, Any] | None:
+    """The keywords of aaconv.augment: {"where": "layer4.*.conv2", "num_heads": 4}; None where nothing is augmented."""
+    if chosen.augment is None:
+        if chosen.attention:
+            raise ValueError(f"--augment.{chosen.attention[0].partition('=')[0]} needs --augment WHERE beside it")
         return None
-    where, *others = words
-    keywords: dict[str, Any] = {"where": where}
-    for word in others:
-        name, equals, value = word.partition("=")
-        if not equals or not name:
-            raise ValueError(
-                f"behind --augment WHERE stand keywords such as num_heads=4, got {word!r}; name other things before it"
-            )
-        keywords[name.replace("-", "_")] = parse_value(value)
-    return keywords
+    return {"where": chosen.augment, **parse_pairs(chosen.attention)}
 
 
 def add_device(parser: Parser, condition: str = "") -> None:

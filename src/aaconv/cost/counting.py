@@ -4,7 +4,8 @@ The model runs once, batch 1, on meta tensors (shapes without storage), and ever
 `flops.py`. A multiply-add is two FLOPs; timm, fvcore and many papers count it as one, so their figures are half of
 ours. `flops` is the paper's count, `true_flops` the same plus every batched matrix product. The attention of an
 AAConv2d is counted by the paper's listing, whichever backend runs it: torch's FlopCounterMode also counts what the sdpa
-form adds to the depth of the keys. Map memory is that of maps in bfloat16, 2 heads (height * width)^2 bytes per layer.
+form adds to the depth of the keys. Map memory is that of maps in bfloat16, 2 heads (height * width)^2 bytes per layer,
+or 2 heads height * width times the keys of a window.
 """
 
 from __future__ import annotations
@@ -39,6 +40,9 @@ def count(
 
     `size` defaults to the model's own (timm's pretrained_cfg, else 224 x 224), `channels` to those of its first
     convolution. The model keeps its weights, device and mode; nothing of real size is allocated.
+
+    >>> count(nn.Conv2d(3, 8, 3, padding=1), (32, 32)).params
+    224
     """
     model = dry_run.uncompiled(model)
     name = name or type(model).__name__
@@ -150,6 +154,7 @@ class _Counter(TorchDispatchMode):
         self.inside_attention = True
         height, width = qkv.shape[-2:]
         self.maps[name] = (height, width)
+        rows, columns = layer.window.keys(height, width) if layer.window else (height, width)
         self.ops[name] += attention_ops(
             height,
             width,
@@ -157,9 +162,10 @@ class _Counter(TorchDispatchMode):
             key_channels=layer.key_channels,
             value_channels=layer.value_channels,
             relative_lengths=[
-                length for length, table in ((height, layer.rel_h), (width, layer.rel_w)) if table is not None
+                length for length, table in ((rows, layer.rel_h), (columns, layer.rel_w)) if table is not None
             ],
             share_heads=layer.share_heads,
+            keys=rows * columns,
         )
 
     def _attended(self, _: nn.Module, inputs: Any) -> None:

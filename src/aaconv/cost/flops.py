@@ -44,15 +44,18 @@ def attention_ops(
     value_channels: int,
     relative_lengths: Sequence[int],
     share_heads: bool,
+    keys: int | None = None,
 ) -> Ops:
     """The paper's listing from q, k, v to the heads' outputs, for one image.
 
     Scaling q, Q K^T, softmax, A V, and for each axis with a relative table (of 2 length - 1 rows) its logits and adding
-    them. A table shared by the heads makes these a 2-D product, one per head a batched one.
+    them. A table shared by the heads makes these a 2-D product, one per head a batched one. keys: so many that a pixel
+    sees, all of them without a window.
     """
     n = height * width
-    maps = num_heads * n * n
-    ops = Ops(n * key_channels + 5 * maps, 2 * n * n * (key_channels + value_channels), BYTES_PER_MAP_ELEMENT * maps)
+    keys = n if keys is None else keys
+    maps = num_heads * n * keys
+    ops = Ops(n * key_channels + 5 * maps, 2 * n * keys * (key_channels + value_channels), BYTES_PER_MAP_ELEMENT * maps)
     for length in relative_lengths:
         relative_logits = 2 * n * key_channels * (2 * length - 1)
         ops += Ops(flops=maps)

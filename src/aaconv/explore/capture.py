@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention.heads import split_heads
+from ..attention.windows import Axis, Window
 from ..layers.aaconv import AAConv2d
 from ..layers.families_2d import OneMap
 from ..models import list_models
@@ -34,7 +35,7 @@ NUMBERS = {"int16": "<i2", "float32": "<f4"}
 @dataclass(frozen=True)
 class Factors:
     """One layer's attention for one image: q (scaled), k [heads, HW, depth] and, where the positions are relative,
-    rel_h [heads or 1, 2 height - 1, depth] and rel_w alike."""
+    rel_h [heads or 1, 2 height - 1, depth] and rel_w alike, or those of a window."""
 
     q: np.ndarray
     k: np.ndarray
@@ -42,6 +43,7 @@ class Factors:
     rel_w: np.ndarray | None
     height: int
     width: int
+    window: Window | None = None
 
     def parts(self) -> dict[str, np.ndarray]:
         return {name: part for name in ("q", "k", "rel_h", "rel_w") if (part := getattr(self, name)) is not None}
@@ -49,20 +51,25 @@ class Factors:
     def maps(self) -> np.ndarray:
         """The equation as the page computes it, for all rows: [heads, HW (i), HW (j)]."""
         logits = np.einsum("nid,njd->nij", self.q, self.k)
-        if self.rel_h is not None and self.rel_w is not None:
-            logits = logits + self._relative(self.rel_h, self.height, 0) + self._relative(self.rel_w, self.width, 1)
+        for axis, (table, length) in enumerate(((self.rel_h, self.height), (self.rel_w, self.width))):
+            place = np.indices((self.height, self.width))[axis].ravel()
+            around = self.window[axis] if self.window else Axis(length)
+            seen, row = (part.numpy()[place][:, place] for part in around.sees(length, torch.device("cpu")))
+            if table is not None:
+                logits = logits + self._relative(table, row)
+            logits = np.where(seen, logits, -np.inf)
         weights = np.exp(logits - logits.max(-1, keepdims=True))
         return weights / weights.sum(-1, keepdims=True)
 
-    def _relative(self, table: np.ndarray, length: int, axis: int) -> np.ndarray:
-        place = np.indices((self.height, self.width))[axis].ravel()
+    def _relative(self, table: np.ndarray, row: np.ndarray) -> np.ndarray:
+        """What a query gives to each key by the row of the table that stands for their distance."""
         by_distance = np.einsum("nid,nmd->nim", self.q, np.broadcast_to(table, (len(self.q), *table.shape[1:])))
-        return np.take_along_axis(by_distance, (place[None, :] - place[:, None] + length - 1)[None], axis=-1)
+        return np.take_along_axis(by_distance, row[None], axis=-1)
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Factors as text: one array after the other in base64; 16-bit numbers have one scale a head."""
+    """Factors as text: one array after the other in base64; 16-bit numbers have one scale per head."""
 
     kind: str
     shapes: dict[str, tuple[int, ...]]
@@ -75,6 +82,8 @@ class Packed:
     peak: float = 0.0
     """and how sharply: their largest weights on average, times the number of positions."""
 
+    window: Window | None = None
+
     def unpack(self, height: int, width: int) -> Factors:
         """The factors of a map of height x width, as the page reads them."""
         numbers = np.frombuffer(base64.b64decode(self.text), NUMBERS[self.kind])
@@ -83,7 +92,7 @@ class Packed:
             stop = start + int(np.prod(shape))
             parts[name] = numbers[start:stop].reshape(shape) * np.array(self.scales[name])[:, None, None]
             start = stop
-        return Factors(parts["q"], parts["k"], parts.get("rel_h"), parts.get("rel_w"), height, width)
+        return Factors(parts["q"], parts["k"], parts.get("rel_h"), parts.get("rel_w"), height, width, self.window)
 
 
 @dataclass(frozen=True)
@@ -91,6 +100,7 @@ class Layer:
     """An attention as the page names it; depth is that of a head's queries and keys.
 
     shift: how far its cells lie down and right of an even division of the image, as parts of its height and width.
+    window: for rows and columns, the first and the last line that each line sees; None where it sees the whole map.
     """
 
     name: str
@@ -101,6 +111,7 @@ class Layer:
     stride: int
     downsample: int
     shift: tuple[float, float] = (0.0, 0.0)
+    window: dict[str, Any] | None = None
 
     def cell(self, x: float, y: float) -> tuple[int, int]:
         """(row, column) of the cell that a position, as parts of width and height, lies in."""
@@ -174,6 +185,7 @@ def capture(
             depth=factors.q.shape[-1],
             stride=max(layer.stride) if isinstance(layer, AAConv2d) else 1,
             downsample=layer.downsample if isinstance(layer, AAConv2d) else 0,
+            window=None if factors.window is None else _spans(factors.window, height, width),
         )
 
     hooks = [
@@ -208,7 +220,18 @@ def _factors(layer: nn.Module, x: Tensor, height: int, width: int) -> Factors:
     parts = _layer_parts(layer, x) if isinstance(layer, AAConv2d) else accelerated.parts(_one_map(layer), x)
     q, k, rel_h, rel_w = parts
     by_row, by_column = (None if table is None else table.cpu().numpy() for table in (rel_h, rel_w))
-    return Factors(q.cpu().numpy(), k.cpu().numpy(), by_row, by_column, height, width)
+    window = layer.window if isinstance(layer, AAConv2d) else None
+    return Factors(q.cpu().numpy(), k.cpu().numpy(), by_row, by_column, height, width, window)
+
+
+def _spans(window: Window, height: int, width: int) -> dict[str, Any]:
+    """A window as the page reads it."""
+    found = {}
+    for name, axis, length in (("rows", window.rows, height), ("columns", window.columns, width)):
+        seen = [line.nonzero().flatten() for line in axis.sees(length, torch.device("cpu"))[0]]
+        spans = [(int(line[0]), int(line[-1])) for line in seen]
+        found[name] = {"longest": axis.window, "step": axis.dilation, "spans": spans}
+    return found
 
 
 def _one_map(layer: nn.Module) -> OneMap:
@@ -247,7 +270,7 @@ def _pack(factors: Factors, kind: str) -> Packed:
         scales[name] = scale.tolist()
         raw += part.astype(NUMBERS[kind]).tobytes()
     shapes = {name: part.shape for name, part in factors.parts().items()}
-    return Packed(kind, shapes, scales, base64.b64encode(raw).decode())
+    return Packed(kind, shapes, scales, base64.b64encode(raw).decode(), window=factors.window)
 
 
 def _error(maps: np.ndarray, exact: np.ndarray) -> float:

@@ -74,7 +74,9 @@ def page_text(source: Any, images: Any, *, largest: float = LARGEST_PAGE, **opti
     """The page's text, and what it shows; the arguments are those of `write_page`."""
 
     def look(picture: Picture, number: int) -> None:
-        _check_size(number * sum(len(packed.text) for packed in picture.attention.values()), largest)
+        each = len(png(picture.pixels)) + sum(len(packed.text) for packed in picture.attention.values())
+        fitting = int(largest * 1e6 / each)
+        _check_size(number * each, largest, f" (about {plural(fitting, 'image')} fit)" if fitting else "")
 
     looked_at = study(source, images, look=look, **options)
     text = render(looked_at)
@@ -82,11 +84,11 @@ def page_text(source: Any, images: Any, *, largest: float = LARGEST_PAGE, **opti
     return text, looked_at
 
 
-def _check_size(letters: int, largest: float) -> None:
+def _check_size(letters: int, largest: float, hint: str = "") -> None:
     if letters > largest * 1e6:
         raise ValueError(
             f"the page would have {letters / 1e6:.3g} MB, the limit is {largest:g}; "
-            "choose fewer layers or images, a smaller size, or a higher limit"
+            f"choose fewer layers or images{hint}, a smaller size, or a higher limit"
         )
 
 

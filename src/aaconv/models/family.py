@@ -30,7 +30,7 @@ def keyword_names(function: Callable[..., Any]) -> set[str]:
     return inspect.signature(function).parameters.keys() - {"self"}
 
 
-ATTENTION_OPTIONS = OPTIONS - _SET_FOR_THE_CALLER | {"where"}
+ATTENTION_OPTIONS = OPTIONS - _SET_FOR_THE_CALLER | {"where", "downsample", "window"}
 
 
 def gate_options(gate: str | None) -> set[str]:
@@ -68,6 +68,8 @@ def augment_network(
 ) -> None:
     """Augment by the paper's rule (where, downsample); the caller's options override it."""
     augment(model, (in_chans, *img_size), **(rule | options))
+    # The name of the model stands for this; only what a caller does to it besides has to be kept.
+    del model.augmentations
 
 
 def imagenet_cfgs(names: Iterable[str], **network: str) -> Any:

@@ -40,7 +40,7 @@ def save(kind: str, path: str | Path) -> Path:
     """Draw one figure of the paper into a .png, .svg or .pdf file, replaced whole; its folder must be there."""
     path = Path(path)
     if kind not in FIGURES:
-        raise ValueError(f"there is no figure {kind!r}; choose one of {', '.join(FIGURES)}")
+        raise ValueError(f"unknown figure {kind!r}; choose one of {', '.join(FIGURES)}")
     figures.check_ending(path)
     figures.write(FIGURES[kind], path, STYLE)
     return path

@@ -112,12 +112,17 @@ def load_model(
     augment: Mapping[str, Any] | None = None,
     device: torch.device | str = "cpu",
 ) -> TrainedModel:
-    """The network of a run folder, or one by its registered name; or one in hand (`TrainedModel.of` says more of it).
+    """The network of a run folder, of a folder that save_model wrote, or one by its registered name, which hf-hub:
+    before owner/name makes one on the hub; or one in hand (`TrainedModel.of` says more of it).
 
     weights      of a run: last, best or ema; by default ema where there is one, else last. Or a file, of tensors only
     pretrained   of a name: with its own weights, ours or timm's
     options, num_classes   of a name: what it is built with
     augment      of a name: what aaconv.augment does to it, `where` and its other keywords
+
+    >>> trained = load_model("aa_wrn16_4", pretrained=True)
+    >>> trained.task, trained.size, trained.classes[:3]
+    ('classify', 32, ('apple', 'aquarium_fish', 'baby'))
     """
     if isinstance(source, TrainedModel | nn.Module):
         if weights or options or num_classes or pretrained or augment:
@@ -127,9 +132,13 @@ def load_model(
         if options or num_classes or pretrained or augment:
             raise ValueError(f"{source} is a run, its network is built as it was trained: leave out model options")
         return _load_run(Path(source), weights, device)
-    if isinstance(source, Path) or "/" in source or source.startswith("."):
+    if (Path(source) / CONFIG).is_file():
+        source = f"local-dir:{source}"
+    elif isinstance(source, Path) or ("/" in source and ":" not in source) or source.startswith("."):
         check_run(source, "and models have no slash in their names")
-    return _load_named(str(source), weights, pretrained, options or {}, num_classes, augment, device)
+    name = str(source)
+    pretrained = pretrained or (weights is None and name.startswith(("local-dir:", "hf-hub:")))
+    return _load_named(name, weights, pretrained, options or {}, num_classes, augment, device)
 
 
 def _load_run(run: Path, weights: str | Path | None, device: torch.device | str) -> TrainedModel:

@@ -9,9 +9,6 @@ from typing import Any
 DEEPEST = 100
 """Levels of lists and mappings: nobody writes more, and what walks through them calls itself for each."""
 
-FEW = 20_000
-"""Brackets that are counted sooner than numpy is imported, which the commands that only print do without."""
-
 _TEXT = re.compile(rb'"(?:[^"\\]|\\.)*"', re.DOTALL)
 _NO_BRACKETS = bytes(set(range(256)) - set(b"[]{}"))
 _SURROGATE = re.compile(rb"\\u[dD][89a-fA-F]")
@@ -36,14 +33,7 @@ def parse_json(data: bytes, name: str | Path) -> Any:
 
 def _depth(data: bytes) -> int:
     """How many brackets are open at most."""
-    brackets = data.translate(None, _NO_BRACKETS)
-    if len(brackets) <= FEW:
-        return max(accumulate((1 if bracket in b"[{" else -1 for bracket in brackets), initial=0))
-    import numpy as np
-
-    numbers = np.frombuffer(brackets, np.uint8)
-    opens = (numbers == ord("[")) | (numbers == ord("{"))
-    return int(np.where(opens, 1, -1).cumsum().max(initial=0))
+    return max(accumulate(1 if bracket in b"[{" else -1 for bracket in data.translate(None, _NO_BRACKETS)), default=0)
 
 
 def _whole_letters(value: Any) -> Any:
