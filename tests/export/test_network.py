@@ -81,6 +81,18 @@ def sizes_of(path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("ending", [pytest.param("onnx", marks=needs_onnx), "pt2"])
+def test_added_attention_is_exported(loaded, tmp_path, ending):
+    """Behind gates that are open, and behind some that are not."""
+    model = Network(combine="add", qk_norm=True).eval()
+    nn.init.normal_(model.conv.gate[:5])
+    network.export(replace(loaded, model=model), path := tmp_path / f"model.{ending}", say=print)
+    images = torch.randn(3, 3, 20, 24)
+    with torch.inference_mode():
+        torch.testing.assert_close(outputs_of(path, images)[0], model(images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
 def test_what_the_network_pins_is_said(loaded, tmp_path):
     class Pinned(Network):
         def forward(self, x):

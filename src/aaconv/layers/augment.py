@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -14,9 +14,11 @@ from .aaconv import AAConv2d
 from .augment_report import Replacement, Report, Size
 from .channels import RatioWarning, resolve_channels
 from .dry_run import copy_without_memory, run, uncompiled
+from .parameters import exclude_from_weight_decay
 from .where import Where, choose
 
 Example = Tensor | int | Sequence[int] | Sequence[Tensor]
+Downsample = bool | int | Mapping[str, int] | Callable[[str, nn.Conv2d, Size], bool | int]
 
 OPTIONS = {
     parameter.name
@@ -32,7 +34,7 @@ def augment(
     example: Example,
     *,
     where: Where,
-    downsample: bool | int | Callable[[str, nn.Conv2d, Size], bool | int] = False,
+    downsample: Downsample = False,
     grouped: bool = False,
     **options: Any,
 ) -> tuple[nn.Module, Report]:
@@ -43,12 +45,20 @@ def augment(
         finds the sizes; it costs no memory.
     where: which convolutions: a glob over module names ("layer[234].*.conv2"), a compiled regular expression, a list of
         names, or a callable (name, conv) -> bool. Names that match something else than a convolution are passed over.
-    downsample: as in AAConv2d, or a callable (name, conv, (height, width) of its output) -> bool | int.
+    downsample: as in AAConv2d, or a callable (name, conv, (height, width) of its output) -> bool | int, or a mapping
+        from names to numbers.
     grouped: also take grouped convolutions. The first channels of every group stay convolutional, so the later layers
         see them in another order. Depthwise ones cannot be taken: augment the pointwise convolutions beside them.
-    options: AAConv2d's keyword arguments (num_heads, key_ratio, value_ratio, position, ...).
+    options: AAConv2d's keyword arguments (combine, num_heads, key_ratio, value_ratio, position, ...).
 
-    What stays convolutional keeps its weights, so a pretrained network stays useful.
+    By default (combine="concat") attention takes the place of output channels, as in the paper; what stays
+    convolutional keeps its weights, but the network has to be trained again. combine="add" breaks nothing: every
+    convolution stays whole, grouped and depthwise ones too, the same module in `conv`, and attention comes in behind
+    gates that start at zero. The network computes what it computed, to the bit in eval mode, and its old state dicts
+    load with strict=False, which then names the attention's parameters alone. Of those the tables, gates and
+    temperatures are left out of weight decay: model.no_weight_decay() names them, as timm's optimizers ask.
+
+    What was done is kept in model.augmentations, for aaconv.save_model.
 
     >>> network = nn.Sequential(nn.Conv2d(3, 96, 3, padding=1), nn.ReLU(), nn.Conv2d(96, 96, 3, padding=1))
     >>> network, report = augment(network, 8, where="2")
@@ -62,16 +72,19 @@ def augment(
     _check_options(options)
     if any(uncompiled(module) is not module for module in model.modules()):
         raise ValueError("the model is compiled: augment it first, then torch.compile what augment returns")
-    chosen = choose(model, where, grouped)
-    maps = _map_sizes(model, example, chosen)
+    whole = options.get("combine") == "add"
+    chosen = choose(model, where, whole=whole, grouped=grouped)
+    inputs = example_inputs(model, example)
+    maps = map_sizes(model, inputs, chosen)
     layers: dict[nn.Conv2d, AAConv2d] = {}
     replacements, overrides = [], []
     for conv, names in chosen.items():
         in_size, out_size = maps[conv]
         settings = _without(options, SIZE_OPTIONS)
-        settings["downsample"] = downsample(names[0], conv, out_size) if callable(downsample) else downsample
+        settings["downsample"] = _halvings(downsample, names[0], conv, out_size)
         try:
-            sizes = resolve_channels(conv.out_channels, groups=conv.groups, **_only(options, SIZE_OPTIONS))
+            channels = _only(options, SIZE_OPTIONS)
+            sizes = resolve_channels(conv.out_channels, groups=conv.groups, whole=whole, **channels)
             layers[conv] = _augmented(conv, in_size, out_size, settings | sizes.arguments())
         except ValueError as error:
             raise ValueError(f"{names[0]}: {error}") from None
@@ -85,7 +98,22 @@ def augment(
             else:
                 model.set_submodule(name, layers[conv])
     _warn(overrides, len(layers))
+    halvings = {names[0]: layers[conv].downsample for conv, names in chosen.items()}
+    done = {
+        "example": [list(x.shape) for x in inputs],
+        "where": where if isinstance(where, str) else [*halvings],
+        "downsample": halvings if callable(downsample) else downsample,
+        "grouped": grouped,
+    }
+    model.__dict__["augmentations"] = (*getattr(model, "augmentations", ()), done | options)
+    exclude_from_weight_decay(model)
     return model, Report(tuple(replacements))
+
+
+def _halvings(downsample: Downsample, name: str, conv: nn.Conv2d, out_size: Size) -> bool | int:
+    if callable(downsample):
+        return downsample(name, conv, out_size)
+    return downsample.get(name, 0) if isinstance(downsample, Mapping) else downsample
 
 
 def _check_options(options: dict[str, Any]) -> None:
@@ -105,12 +133,13 @@ def _warn(overrides: list[tuple[str, str]], layers: int) -> None:
             warnings.warn(f"{name}: {override}{others}" if name else override, RatioWarning, stacklevel=3)
 
 
-def _map_sizes(model: nn.Module, example: Example, convs: Collection[nn.Conv2d]) -> dict[nn.Conv2d, tuple[Size, Size]]:
+def map_sizes(
+    model: nn.Module, inputs: Sequence[Tensor], convs: Collection[nn.Conv2d]
+) -> dict[nn.Conv2d, tuple[Size, Size]]:
     """(height, width) into and out of every convolution; the largest where it runs several times."""
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ValueError(f"{name} is lazy, so the dry run cannot use it; run the model once before")
-    inputs = _example_inputs(model, example)
     try:
         sizes = _dry_run(model, inputs, convs)
     except Exception as error:
@@ -159,7 +188,7 @@ def _part_that_runs(model: nn.Module, inputs: Sequence[Tensor], convs: Collectio
     return ""
 
 
-def _example_inputs(model: nn.Module, example: Example) -> tuple[Tensor, ...]:
+def example_inputs(model: nn.Module, example: Example) -> tuple[Tensor, ...]:
     """What the forward takes; a wanted shape without memory, in the dtype of the model."""
     if isinstance(example, Tensor):
         return (example,)

@@ -17,17 +17,21 @@ TILE = 128
 """Channels that they compute together, where there are many: a few more in the last tile take no longer."""
 
 
-def check_own_weights(conv: nn.Conv1d | nn.Conv2d) -> None:
-    """A ValueError where the weights of the convolution are not there yet, or not its own."""
+def check_made(conv: nn.Conv1d | nn.Conv2d) -> None:
+    """A ValueError where the weights of the convolution are not there yet."""
     if is_lazy(conv.weight):
         raise ValueError("the convolution is lazy: its weights are not made yet; run a forward first")
+
+
+def check_own_weights(conv: nn.Conv1d | nn.Conv2d) -> None:
+    """A ValueError where the weights of the convolution are not its own."""
     own = dict(conv.named_parameters(recurse=False))
     for name in ("weight", "bias"):
         if name not in own and getattr(conv, name) is not None:
             raise ValueError(
                 f"the convolution computes its {name} from other parameters (parametrized, normalised or pruned), "
                 f"which cannot be cut to fewer channels; make that permanent first, as "
-                f"torch.nn.utils.parametrize.remove_parametrizations does"
+                f"torch.nn.utils.parametrize.remove_parametrizations does, or pass combine='add', which cuts nothing"
             )
 
 
