@@ -43,18 +43,34 @@ def save(run: str | Path, folder: str | Path, *, weights: str | None = None) -> 
 
 def push(run: str | Path, repository: str, *, private: bool = False, weights: str | None = None) -> str:
     """Upload a run; the token is the hub's own (huggingface-cli login). Gives the address of the upload."""
-    if repository.count("/") != 1 or not all(repository.split("/")):
-        raise ValueError(f"the repository must be owner/name, got {repository!r}")
+    check_repository(repository)
     loaded = _load(run, weights)
     with _bundle(loaded, repository) as draft:
-        try:
-            uploaded = _upload(draft, repository, f"Add {Path(run).resolve().name}", private)
-        except Exception as error:  # the hub's client raises errors of its own, of requests and of httpx
-            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            raise OSError(
-                f"{run} was not uploaded to {repository}: {reason}; --to DIR writes the folder here"
-            ) from None
-    return f"uploaded {run} to {getattr(uploaded, 'commit_url', uploaded)}"
+        message = f"Add {Path(run).resolve().name}"
+        return upload(draft, repository, message, private, what=str(run), instead="--to DIR writes the folder here")
+
+
+def check_repository(repository: str) -> None:
+    if repository.count("/") != 1 or not all(repository.split("/")):
+        raise ValueError(f"the repository must be owner/name, got {repository!r}")
+
+
+def upload(
+    folder: Path,
+    repository: str,
+    message: str,
+    private: bool,
+    *,
+    what: str = "the network",
+    instead: str = "aaconv.save_model writes a folder here",
+) -> str:
+    """Upload all files of the folder; gives the line that says where to. An OSError says what to do `instead`."""
+    try:
+        uploaded = _upload(folder, repository, message, private)
+    except Exception as error:  # the hub's client raises errors of its own, of requests and of httpx
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise OSError(f"{what} was not uploaded to {repository}: {reason}; {instead}") from None
+    return f"uploaded {what} to {getattr(uploaded, 'commit_url', uploaded)}"
 
 
 def _upload(folder: Path, repository: str, message: str, private: bool) -> Any:

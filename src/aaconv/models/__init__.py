@@ -4,6 +4,7 @@ A name is `<kind>_<network>`: the kind is plain, se, ge, bam, cbam, gala or aa (
 resnet18, 34, 50, 101, 152; wrn28_10, 28_2, 16_4, 40_2; for plain and aa mnasnet_075, 100, 125, 140; and for plain, se
 and aa the detectors retinanet_resnet50, 101 and the demo's small. Keywords reach the layers:
 `timm.create_model("aa_resnet50", key_ratio=0.5, value_ratio=0.5, position="sinusoidal", num_heads=4)`.
+Besides there is `augmented`: any other network, with attention put into it.
 """
 
 from difflib import get_close_matches
@@ -13,7 +14,7 @@ import timm
 from torch import nn
 
 from ..layers import dry_run
-from . import aa_mnasnet, aa_resnet, aa_retinanet, aa_small, aa_wide_resnet
+from . import aa_mnasnet, aa_resnet, aa_retinanet, aa_small, aa_wide_resnet, augmented
 from .aa_mnasnet import MnasNet
 from .aa_resnet import ResNet
 from .aa_retinanet import RetinaNet, retinanet
@@ -26,6 +27,7 @@ __all__ = [
     "RetinaNet",
     "SmallNet",
     "WideResNet",
+    "augmented",
     "create_model",
     "create_without_memory",
     "list_models",

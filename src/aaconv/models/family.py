@@ -68,6 +68,8 @@ def augment_network(
 ) -> None:
     """Augment by the paper's rule (where, downsample); the caller's options override it."""
     augment(model, (in_chans, *img_size), **(rule | options))
+    # The name of the model stands for this; only what a caller does to it besides has to be kept.
+    del model.augmentations
 
 
 def imagenet_cfgs(names: Iterable[str], **network: str) -> Any:

@@ -69,7 +69,8 @@ def load_model(
     num_classes: int | None = None,
     device: torch.device | str = "cpu",
 ) -> TrainedModel:
-    """The network of a run folder, or one by its registered name.
+    """The network of a run folder, of a folder that save_model wrote, or one by its registered name, which hf-hub:
+    before owner/name makes one on the hub.
 
     weights      of a run: last, best or ema; by default ema where there is one, else last. Or a file, of tensors only
     pretrained   of a name: with its own weights, ours or timm's
@@ -83,9 +84,13 @@ def load_model(
         if options or num_classes or pretrained:
             raise ValueError(f"{source} is a run, its network is built as it was trained: leave out model options")
         return _load_run(Path(source), weights, device)
-    if isinstance(source, Path) or "/" in source or source.startswith("."):
+    if (Path(source) / CONFIG).is_file():
+        source = f"local-dir:{source}"
+    elif isinstance(source, Path) or ("/" in source and ":" not in source) or source.startswith("."):
         check_run(source, "and models have no slash in their names")
-    return _load_named(str(source), weights, pretrained, options or {}, num_classes, device)
+    name = str(source)
+    pretrained = pretrained or (weights is None and name.startswith(("local-dir:", "hf-hub:")))
+    return _load_named(name, weights, pretrained, options or {}, num_classes, device)
 
 
 def _load_run(run: Path, weights: str | Path | None, device: torch.device | str) -> TrainedModel:
