@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..version import __version__
-from . import bench, completion, data, doctor, explore, export, inference, models, paper, recipes, train
+from . import bench, completion, data, doctor, explore, export, finetune, inference, models, paper, recipes, train
 from .parsing import Parser, nearest
 from .recipe_options import spell_out
 
@@ -50,7 +50,20 @@ def command_line() -> Parser:
     parser.add_argument("-V", "--version", action="version", version=f"aaconv {__version__}")
     parser.expect("command")
     parser.add("demo", _demo, "train small networks with and without attention on the CPU")
-    for module in (recipes, train, inference, explore, models, paper, data, export, bench, doctor, completion):
+    for module in (
+        recipes,
+        train,
+        finetune,
+        inference,
+        explore,
+        models,
+        paper,
+        data,
+        export,
+        bench,
+        doctor,
+        completion,
+    ):
         module.add_commands(parser)
     return parser
 
@@ -58,7 +71,7 @@ def command_line() -> Parser:
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser = command_line()
     command = parser.find(words)
-    if words and words[0] == "train":
+    if words and words[0] in ("train", "finetune"):
         words = spell_out(words)
     chosen, unknown = parser.parse_known_args(words)
     if unknown:

@@ -60,6 +60,8 @@ def check_model(recipe: Recipe) -> None:
     except (TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
         options = "".join(f" --model.{name.replace('_', '-')} {value}" for name, value in recipe.model.options.items())
         message = " ".join(str(error).split())
+        if "base" in recipe.model.options:
+            raise ValueError(f"{recipe.model.options['base']}: {message}") from None
         raise ValueError(message if not options else f"{recipe.model.name}{options}: {message}") from None
 
 

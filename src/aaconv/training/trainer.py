@@ -163,7 +163,7 @@ class Trainer:
         with self.interrupts, self.display:
             for line in self.writer.lines:
                 self.display.say(line)
-            while self.epoch < self.recipe.epochs:
+            while not self._is_over():
                 self.train_epoch()
                 self.finish_epoch()
         return self.world.on_main(self._finish)
@@ -171,7 +171,7 @@ class Trainer:
     def train_epoch(self) -> None:
         """The steps of the epoch that are left."""
         self._start_clock()
-        self.learner.net.train()
+        self.learner.begin_epoch(self.epoch)
         batches = iter(self.train_loader.batches(self.epoch, self.step * self.recipe.accumulate))
         while self.step < self.steps_per_epoch:
             try:
@@ -258,8 +258,16 @@ class Trainer:
         self.world.on_main(lambda: self._write_epoch(improved))
         self.display.epoch(row)
         every = self.recipe.checkpoint_every
-        if last or every is None or self.steps % every == 0:
+        if self._is_over() or every is None or self.steps % every == 0:
             self._save()
+
+    def _is_over(self) -> bool:
+        """Are all epochs done, or were there so many evaluations without a better one as the recipe allows?"""
+        patience = self.recipe.patience
+        if self.epoch >= self.recipe.epochs or patience is None or self.best is None:
+            return self.epoch >= self.recipe.epochs
+        later = self.rows[self.best["epoch"] :]
+        return sum(row.get(self.task.headline) is not None for row in later) >= patience
 
     def _evaluate(self) -> dict[str, float | None]:
         eval_model = self.learner.eval_model.eval()
