@@ -1,6 +1,7 @@
 """Loaders: what a step holds depends on seed, epoch and step alone, on every device, for any number of processes."""
 
 import logging
+import multiprocessing
 import re
 import subprocess
 import sys
@@ -394,6 +395,18 @@ def test_a_killed_worker_is_one_line_with_the_way_out(tmp_path):
     command = [sys.executable, "-c", LOSE_A_WORKER, str(save_images(tmp_path, 64))]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert re.search(r"^a data worker has died.*\.*\); do this$", printed)
+
+
+def test_both_ways_to_notice_a_dead_worker_are_one_line():
+    told = r"^a data worker has died.*\(DataLoader worker \(pid 3\) is killed by signal: Killed\); do this$"
+    with pytest.raises(ChildProcessError, match=told), naming_killed_workers(lambda: "do this"):
+        raise RuntimeError("DataLoader worker (pid 3) is killed by signal: Killed. It may be out of memory.")
+    ours, its = multiprocessing.Pipe()
+    its.close()
+    with pytest.raises(ChildProcessError, match=r"\(EOFError\); do this$"), naming_killed_workers(lambda: "do this"):
+        ours.recv()
+    with pytest.raises(EOFError, match=r"^of a file$"), naming_killed_workers(lambda: "do this"):
+        raise EOFError("of a file")
 
 
 def test_other_errors_of_torch_are_not_taken_for_a_killed_worker():
