@@ -30,6 +30,7 @@ test: setup
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/mypy
 
 # Count the models again: `aaconv models` and `aaconv table` answer from the file that this writes.
 costs: setup
@@ -60,6 +61,19 @@ $(FAMILIES)/.ready: $(READY)
 
 test-families: $(FAMILIES)/.ready
 	OMP_NUM_THREADS=1 $(FAMILIES)/bin/python -m pytest tests/families
+
+# The documentation, strictly, in an environment that adds mkdocs to the first one: a broken link fails, and a public
+# name that docs/api.md does not have.
+DOCS := $(VENV)/docs
+.PHONY: docs
+$(DOCS)/.ready: $(READY)
+	$(PYTHON) -m venv $(DOCS)
+	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > "$$($(DOCS)/bin/python $(SITE))/first.pth"
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@
+
+docs: $(DOCS)/.ready
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict
 
 clean:
 	rm -rf $(VENV)

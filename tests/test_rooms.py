@@ -20,11 +20,11 @@ MAY_IMPORT = {
     "recipes": "utils models",
     "tasks": "utils data detection models recipes",
     "runs": "utils data models cost recipes tasks",
-    "training": "utils data recipes tasks runs",
+    "training": "utils layers data models recipes tasks runs",
     "inference": "utils data detection models recipes tasks runs",
     "paper": "utils cost recipes runs",
     "explore": "utils attention layers data models runs inference",
-    "export": "utils attention layers data detection cost recipes runs inference",
+    "export": "utils attention layers data detection models cost recipes tasks runs inference explore",
     "benchmark": "utils attention layers data models recipes tasks training",
     "cli": "utils attention layers data detection models cost recipes tasks runs training inference paper explore"
     " export benchmark demo",

@@ -14,6 +14,7 @@ from .version import __version__
 if TYPE_CHECKING:
     from . import attention, cost, explore, export, layers, models, recipes, training
     from .attention import attend_2d, attend_decomposed, default_backend, set_default_backend
+    from .export.augmented import push_model, save_model
     from .layers import AAConv1d, AAConv2d, accelerate, attention_channels, augment
     from .models import create_model, list_models
     from .runs.load import load_model
@@ -37,7 +38,9 @@ __all__ = [
     "list_models",
     "load_model",
     "models",
+    "push_model",
     "recipes",
+    "save_model",
     "set_default_backend",
     "training",
 ]
@@ -47,6 +50,7 @@ _NAMES = {
     **dict.fromkeys(("AAConv1d", "AAConv2d", "accelerate", "attention_channels", "augment"), ".layers"),
     **dict.fromkeys(("create_model", "list_models"), ".models"),
     "load_model": ".runs.load",
+    **dict.fromkeys(("push_model", "save_model"), ".export.augmented"),
 }
 _ROOMS = ("attention", "cost", "explore", "export", "layers", "models", "recipes", "training")
 

@@ -36,7 +36,7 @@ def is_importing(frame: FrameType | None) -> bool:
             return True
         if name == __name__ or name.startswith("aaconv.cli"):
             return inside.startswith(IMPORTING)
-        frame, inside = frame.f_back, frame.f_code.co_filename
+        inside, frame = frame.f_code.co_filename, frame.f_back
     return False
 
 

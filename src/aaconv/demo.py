@@ -160,8 +160,19 @@ Try next   aaconv train demo-aa --model.position none (without positions),
 
 def examples(number: int) -> tuple[list[Tensor], list[str]]:
     """Test images [3, height, width] that no network was trained on, and what they show."""
-    dataset = open_dataset("shapes", split="test", number=number)
+    dataset = _test_images(number)
     return [dataset[index][0] for index in range(number)], [dataset.classes[label] for label in dataset.labels]
+
+
+def _test_images(number: int) -> ArrayDataset:
+    dataset = open_dataset("shapes", split="test", number=number)
+    assert isinstance(dataset, ArrayDataset)
+    return dataset
+
+
+def _box(dataset: ArrayDataset, index: int, which: int) -> Tensor:
+    assert dataset.boxes is not None
+    return dataset.boxes[index, which]
 
 
 @dataclass(frozen=True)
@@ -189,14 +200,14 @@ def draw_attention(run: str | Path, path: str | Path) -> Path:
     """
     loaded = load.load_model(run)
     layers = {name: layer for name, layer in loaded.model.named_modules() if isinstance(layer, AAConv2d)}
-    dataset = open_dataset("shapes", split="test", number=8 * LOOKED_AT)
+    dataset = _test_images(8 * LOOKED_AT)
     normalize = Normalize(loaded.mean, loaded.std)
     classes = [(dataset.labels == label).nonzero().flatten()[:LOOKED_AT].tolist() for label in (1, 0)]
 
     def look(layer: AAConv2d, index: int, which: int) -> Look:
         image = normalize(dataset[index][0][None])
         maps, guess = attention_from(loaded.model, layer, image, _centre(dataset, index, which))
-        other = dataset.boxes[index, 1 - which]
+        other = _box(dataset, index, 1 - which)
         return Look(index, which, maps, guess, tuple(share(head, other, dataset.images.shape[1]) for head in maps))
 
     def looks(layer: AAConv2d) -> list[list[Look]]:
@@ -257,7 +268,7 @@ def attention_from(
 
 
 def _centre(dataset: ArrayDataset, index: int, which: int) -> tuple[float, float]:
-    x0, y0, x1, y1 = dataset.boxes[index, which].tolist()
+    x0, y0, x1, y1 = _box(dataset, index, which).tolist()
     return (x0 + x1) / 2, (y0 + y1) / 2
 
 
@@ -278,7 +289,7 @@ def _show_head(axes: Any, dataset: ArrayDataset, look: Look, head: int) -> None:
     axes.imshow(look.maps[head].numpy(), cmap="inferno", alpha=0.72, extent=whole, interpolation="bilinear", vmin=0)
     axes.set_title(f"head {head + 1}", fontsize=10.5, color=INK)
     axes.set_xlabel(f"{100 * look.shares[head]:.0f} % on the other", fontsize=9, color=GREY)
-    x0, y0, x1, y1 = dataset.boxes[look.index, 1 - look.which].tolist()
+    x0, y0, x1, y1 = _box(dataset, look.index, 1 - look.which).tolist()
     axes.add_patch(Rectangle((x0 - 1, y0 - 1), x1 - x0 + 1, y1 - y0 + 1, fill=False, edgecolor="white", linewidth=0.9))
     _ring(axes, dataset, look.index, look.which)
 

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from aaconv.attention import (
+    attend_2d,
     attend_decomposed,
     triton_backend,
     triton_decomposed,
@@ -32,6 +33,8 @@ WIDE_SHAPES = [  # batch, height, width, heads, key depth, value depth
     (2, 3, 64, 1, 64, 64),
     (1, 4, 70, 1, 96, 48),
     (1, 20, 9, 4, 128, 16),
+    (2, 3, 5, 3, 112, 33),  # these two: heads whose depth is not a multiple of 16
+    (1, 4, 3, 2, 65, 72),
 ]
 
 
@@ -98,6 +101,15 @@ def test_biases_of_another_dtype_and_any_strides():
     leaves = rows.float().requires_grad_(), columns.float().requires_grad_()
     attend_decomposed(*half, *leaves, backend="triton").backward(grad.half())
     assert [leaf.grad.dtype for leaf in leaves] == [torch.float32, torch.float32]
+
+
+@interpreted
+def test_windows():
+    """A bias that leaves no weight is finite, also where a whole tile of keys is out of sight."""
+    qkv, tables = torch.randn(1, 9, 12, 2 * 48).half(), [torch.randn(9, 16).half() for _ in range(2)]
+    sizes = {"num_heads": 2, "key_channels": 32, "window": 5, "window_stride": 2}
+    found, wanted = (attend_2d(qkv, *tables, **sizes, backend=name) for name in ("triton", "eager"))
+    torch.testing.assert_close(found, wanted, rtol=2e-3, atol=2e-3)
 
 
 @interpreted

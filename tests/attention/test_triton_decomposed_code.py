@@ -22,10 +22,10 @@ KERNELS = [
 SHAPES = [(64, 64, 64), (80, 64, 64), (128, 14, 14)]  # depth, height, width: SAM-B, SAM-H, BoTNet
 
 
-def compiled(name, shape, capability):
+def compiled(name, shape, capability, leading=0):
     depth, height, width = shape
     few = SHARED_MEMORY[capability] < 2**17
-    sizes = (1, 1, height * width, depth), depth, height, width, 0, 0.1, torch.bfloat16
+    sizes = (1, 1, height * width, depth), depth, height, width, leading, 0.1, torch.bfloat16
     launcher = triton_decomposed.Decomposed(*sizes, small_cache=few)._launcher(name)
     kernel = launcher.kernel
     constants = {key: value for key, value in launcher.constants.items() if key in kernel.arg_names}
@@ -54,6 +54,15 @@ def test_a_plan_fits_the_gpu(name, shape, capability):
     code = compiled(name, shape, capability)
     assert code.metadata.shared <= SHARED_MEMORY[capability]
     assert ("wgmma" in code.asm["ptx"]) == (capability == 90)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("depth", [64, 80])
+@pytest.mark.parametrize("name", KERNELS)
+def test_leading_keys_compile(name, depth):
+    """The interpreter does not mind a variable whose shape a loop changes."""
+    assert compiled(name, (depth, 14, 14), 90, leading=1).metadata.shared <= SHARED_MEMORY[90]
 
 
 def test_no_tile_has_one_stage():

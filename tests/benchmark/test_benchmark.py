@@ -10,6 +10,7 @@ import torch
 from torch.autograd import DeviceType
 
 from aaconv.attention import eager
+from aaconv.attention.windows import make_window
 from aaconv.benchmark import attention, kernels, layer, model, table2
 from aaconv.benchmark.measure import (
     Timing,
@@ -184,6 +185,19 @@ def test_attention_goes_on_after_a_variant_that_cannot_run(tmp_path):
     assert "cuda" in rows["triton"]["failed"]
     assert rows["eager"]["to_first"] == 1
     assert rows["sdpa"]["both_ms"]["p50"] > 0
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@torch.no_grad()
+def test_flex_variant_of_windows_is_the_same_equation():
+    shape = attention.Shape.parse("2:9x7:20/3@5")
+    assert (str(shape), shape.window) == ("2:9x7:20/3@5", 5)
+    inputs, _ = attention._inputs(shape, CPU, torch.float32, positions=True)
+    sizes = {"num_heads": 8, "key_channels": 160}
+    window = make_window(5)
+    blocks = attention.neighbourhood(window, 9, 7, CPU)
+    found = attention.flex_attend_windows(*inputs, **sizes, window=window, blocks=blocks)
+    torch.testing.assert_close(found, eager.attend(*inputs, **sizes, window=window), rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

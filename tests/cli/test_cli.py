@@ -26,6 +26,7 @@ COMMANDS = (
         "recipes",
         "train",
         "record",
+        "finetune",
         "eval",
         "predict",
         "detect",

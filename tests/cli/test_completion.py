@@ -29,7 +29,10 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
     [
         (["aaconv", "re"], ["recipes", "report", "record"]),
         (["aaconv", "train", "demo-"], ["demo-plain", "demo-se", "demo-aa"]),
-        (["aaconv", "train", "demo-aa", "--lr"], ["--lr", "--lr-base", "--lr-base-size"]),
+        (
+            ["aaconv", "train", "demo-aa", "--lr"],
+            ["--lr", "--lr-attention", "--lr-backbone", "--lr-base", "--lr-base-size"],
+        ),
         (["aaconv", "train", "demo-aa", "--schedule", "co"], ["cosine", "constant"]),
         (["aaconv", "bench", "t"], ["table2", "train"]),
         (["aaconv", "bench", "train", "--prec"], ["--precision"]),
@@ -62,7 +65,7 @@ def test_fish_has_a_line_for_every_command_and_option():
     for name, command in parser.commands.items():
         assert f" -a {name} -d " in text
         for option in command.option_strings():
-            if option.startswith("--") and option != "--model.OPTION":
+            if option.startswith("--") and option not in ("--model.OPTION", "--augment.OPTION"):
                 assert f" -l {option[2:]} " in text
     if shutil.which("fish"):
         subprocess.run(["fish", "--no-execute"], input=text, text=True, check=True)

@@ -126,3 +126,20 @@ def test_mistakes_are_one_line(arguments, message, tmp_path, monkeypatch, capsys
     assert message in error
     assert error.count("\n") == 1
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--augmented"],
+        ["--auto-augment", "trivialaugment", "--repeats", "3"],
+        ["--mixup", "0.8", "--cutmix", "1", "--random-erasing", "0.5", "--count", "5"],
+        ["--auto-augment", "rand-m9", "--size", "48"],
+    ],
+    ids=" ".join,
+)
+def test_augmented_images_are_drawn(words, tmp_path):
+    plain, sheet = tmp_path / "plain.png", tmp_path / "sheet.png"
+    assert main(["data", "preview", "shapes", "-o", str(plain)]) == 0
+    assert main(["data", "preview", "shapes", "-o", str(sheet), *words]) == 0
+    assert sheet.read_bytes() != plain.read_bytes()

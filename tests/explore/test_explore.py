@@ -61,6 +61,9 @@ def error_of(capsys, *arguments):
         {"stride": 2},
         {"downsample": True},
         {"size": (4, 4)},  # tables stretched to the larger map
+        {"window": (5, 3)},
+        {"window": 4, "window_stride": 2, "window_dilation": 2, "share_heads": False},
+        {"window": 3, "position": "none"},
     ],
 )
 def test_packed_attention_is_the_layers_own(options):

@@ -1,10 +1,12 @@
 """The explorer's page in a real browser: chromium, without a server or a network."""
 
 import shutil
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import pytest
+import timm
 import torch
 
 from aaconv.data import open_dataset
@@ -311,3 +313,24 @@ def test_ways_of_drawing_are_toggled(open_page):
         assert button.get_attribute("aria-pressed") != before
         button.click()
         assert button.get_attribute("aria-pressed") == before
+
+
+@torch.no_grad()
+def test_a_window_is_drawn_and_bounds_the_weights(browser, images, tmp_path):
+    model = timm.create_model("aa_small", num_classes=2, window=5, window_dilation=2).eval()
+    loaded = replace(small_network(), model=model)
+    write_page(loaded, list(images[:1]), tmp_path / "page.html")
+    page = browser.new_page(viewport={"width": 1200, "height": 900})
+    page.goto((tmp_path / "page.html").as_uri())
+    page.wait_for_function("window.aaconv && window.aaconv.ready")
+    layers = attention_layers(model, NAME)
+    x = normalise(images[0].permute(2, 0, 1), loaded.mean, loaded.std)[None]
+    seen = inputs_of(layers, partial(model, x))
+    for index, (name, layer) in enumerate(layers.items()):
+        exact = layer.attention_maps(seen[name])[0].numpy()
+        shown = page.evaluate("(at) => window.aaconv.weights(...at).map((head) => [...head])", [0, index, 0, 3])
+        assert np.abs(np.array(shown) - exact[:, 3]).max() <= PRECISION * exact[:, 3].max()
+        assert (np.array(shown) == 0).sum() == (exact[:, 3] == 0).sum() > 0
+    box, cell = (page.locator(f"#marks .{name}").bounding_box() for name in ("window", "cell"))
+    assert box["width"] > 3 * cell["width"]
+    page.close()

@@ -27,9 +27,9 @@ needs_onnx = pytest.mark.skipif(
 class Network(nn.Module):
     """One augmented convolution and a classifier."""
 
-    def __init__(self, **options):
+    def __init__(self, size=8, **options):
         super().__init__()
-        self.conv = AAConv2d(3, 8, 3, stride=2, num_heads=2, key_channels=8, value_channels=4, size=8, **options)
+        self.conv = AAConv2d(3, 8, 3, stride=2, num_heads=2, key_channels=8, value_channels=4, size=size, **options)
         self.classify = nn.Linear(8, 4)
 
     def forward(self, x):
@@ -78,6 +78,31 @@ def sizes_of(path):
     onnx.checker.check_model(model)
     ends = (*model.graph.input, *model.graph.output)
     return tuple([dim.dim_param or dim.dim_value for dim in end.type.tensor_type.shape.dim] for end in ends)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [pytest.param("onnx", marks=needs_onnx), "pt2"])
+def test_added_attention_is_exported(loaded, tmp_path, ending):
+    """Behind gates that are open, and behind some that are not."""
+    model = Network(combine="add", qk_norm=True).eval()
+    nn.init.normal_(model.conv.gate[:5])
+    network.export(replace(loaded, model=model), path := tmp_path / f"model.{ending}", say=print)
+    images = torch.randn(3, 3, 20, 24)
+    with torch.inference_mode():
+        torch.testing.assert_close(outputs_of(path, images)[0], model(images), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [pytest.param("onnx", marks=needs_onnx), "pt2"])
+def test_windows_are_exported_for_one_size(loaded, tmp_path, ending):
+    said = []
+    model = Network(size=None, window=3).eval()
+    network.export(replace(loaded, model=model), path := tmp_path / f"model.{ending}", say=said.append)
+    assert said[1].endswith("torch.export: windows are cut into tiles for one height and width")
+    assert said[-1].endswith("free: batch")
+    images = torch.randn(3, 3, 16, 16)
+    with torch.inference_mode():
+        torch.testing.assert_close(outputs_of(path, images)[0], model(images), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -29,6 +29,22 @@ def test_sam_attention(tables, size, options, fused):
     assert_accelerates(module, random(2, *size, 12))
 
 
+class WithOneNorm(Attention):
+    """SAM's attention without a norm of the queries: None stands for it."""
+
+    def forward(self, x):
+        self.q_norm = torch.nn.Identity()
+        out = super().forward(x)
+        self.q_norm = None
+        return out
+
+
+def test_queries_without_the_norm_that_keys_have():
+    module = WithOneNorm(12, num_heads=3, use_rel_pos=True, input_size=(3, 4), qk_norm=True)
+    module.q_norm = None
+    assert_accelerates(drawn(module), random(2, 3, 4, 12))
+
+
 @pytest.mark.parametrize("size", [(1, 1), (3, 5), (6, 4)], ids=str)
 @pytest.mark.parametrize(
     "options",

@@ -22,7 +22,7 @@ import aaconv
 from aaconv import recipes
 from aaconv.cli import main
 from aaconv.data import open_dataset
-from aaconv.export.weights import in_half
+from aaconv.export.weights import _check, in_half
 from aaconv.inference.evaluate import evaluate
 from aaconv.models import create_model, weights
 from aaconv.runs.load import load_model
@@ -355,6 +355,13 @@ def test_runs_on_a_part_of_the_images_are_not_shipped(part, broken, tmp_path, ca
     recipes.save(replace(recipes.load(broken / RECIPE), **{part: 16}), broken / RECIPE)
     assert main(["export", str(broken), "-o", str(tmp_path / "aa_small.shapes.safetensors")]) == 2
     assert f"{broken} was run with {part}=16" in capsys.readouterr().err
+
+
+def test_networks_without_a_registered_name_are_not_shipped(run, tmp_path):
+    loaded = load_model(run)
+    recipe = replace(loaded.recipe, model=recipes.Model("local-dir:net"))
+    with pytest.raises(ValueError, match="local-dir:net is not a registered model"):
+        _check(replace(loaded, recipe=recipe), tmp_path / "local-dir:net.shapes.safetensors")
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from aaconv import AAConv2d
+from aaconv import AAConv2d, augment
 from aaconv.models import create_model
 from aaconv.training.optimize import (
     load_optimizer,
@@ -239,3 +239,14 @@ def test_a_state_of_an_older_torch_lacks_what_is_new():
     optimizer = make_optimizer(recipe, model)
     load_optimizer(optimizer, tensors, rest)
     assert {name: optimizer.param_groups[0][name] for name in removed} == removed
+
+
+@pytest.mark.parametrize("inside", [False, True])
+def test_what_augment_excludes_from_weight_decay_is_excluded(inside):
+    options = {"combine": "add", "num_heads": 2, "key_channels": 8, "value_channels": 4}
+    network, _ = augment(nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8)), 9, where="0", **options)
+    model = nn.ModuleDict({"backbone": network}) if inside else network
+    decayed, kept = make_optimizer(tiny(weight_decay=0.1), model).param_groups
+    names = {id(parameter): name for name, parameter in network.named_parameters()}
+    assert {names[id(parameter)] for parameter in kept["params"]} == {"0.rel_h", "0.rel_w", "0.gate"}
+    assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)

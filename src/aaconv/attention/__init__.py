@@ -1,5 +1,6 @@
 """attend_2d: 2-D relative self-attention with one signature and several backends."""
 
+import functools
 import logging
 import os
 from collections.abc import Iterator
@@ -8,11 +9,13 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from . import decomposed, eager, sdpa, triton_backend
+from . import decomposed, eager, sdpa, triton_backend, windows
+from .measured import prefers_sdpa
 from .torch_state import someone_looks_on
+from .windows import Sizes, Window, make_window
 
 BACKENDS = {"triton": triton_backend, "sdpa": sdpa, "eager": eager}
-"""Every backend by name, fastest first: a module with why_not(...) and attend(...)."""
+"""Every backend by name, on the whole fastest first: a module with why_not(...) and attend(...)."""
 
 _log = logging.getLogger("aaconv")
 _default_backend = os.environ.get("AACONV_BACKEND") or None  # a wrong one is named where it is used, not at the import
@@ -29,20 +32,36 @@ def attend_2d(
     num_heads: int,
     key_channels: int,
     backend: str | None = None,
+    window: Sizes | Window | None = None,
+    window_stride: Sizes = 1,
+    window_dilation: Sizes = 1,
 ) -> Tensor:
-    """Self-attention over all pixels of a map, with 2-D relative positions.
+    """Self-attention over all pixels of a map, or over a window around each, with 2-D relative positions.
 
     qkv [batch, height, width, 2*dk + dv] -> [batch, height, width, dv], q, k and v one after the other and the heads
     contiguous inside each. The logit of pixel i for pixel j is
 
         q_i . (k_j + rel_w[jx - ix] + rel_h[jy - iy]) / sqrt(dk / num_heads)
 
-    with rel_h [2*height - 1, dk / num_heads] (index 0 is the offset -(height - 1)) or one such table a head
+    with rel_h [2*height - 1, dk / num_heads] (index 0 is the offset -(height - 1)) or one such table per head
     [num_heads, 2*height - 1, dk / num_heads], rel_w alike; both None leave the relative term out.
 
-    backend: "triton", "sdpa", "eager", or None for the fastest that can run here (see set_default_backend). A named
-    backend that cannot run raises ValueError with the reason.
+    backend: "triton", "sdpa", "eager", or None for the fastest that can run here, as measured (see measured.py and
+    set_default_backend). A named backend that cannot run raises ValueError with the reason.
+
+    window: None for the whole map; K or (rows, columns): each pixel sees K x K pixels around it, pushed inwards at the
+    edge of the map. The tables are then [2*K - 1, dk / num_heads] whatever the map. window_stride: so many neighbours
+    share the window of the one in their middle (window: separate blocks). window_dilation: every so many pixels only,
+    and offsets count in such steps. Time and memory are linear in the pixels.
+
+    >>> qkv = torch.randn(1, 7, 9, 2 * 40 + 24)
+    >>> rel_h, rel_w = torch.randn(13, 20), torch.randn(17, 20)
+    >>> attend_2d(qkv, rel_h, rel_w, num_heads=2, key_channels=40).shape
+    torch.Size([1, 7, 9, 24])
     """
+    if window is not None:
+        around = window if isinstance(window, Window) else make_window(window, window_stride, window_dilation)
+        return _attend_windows(qkv, rel_h, rel_w, num_heads, key_channels, backend, around)
     sizes = {"num_heads": num_heads, "key_channels": key_channels}
     kind = _kind_of_call(qkv, rel_h, rel_w, num_heads, key_channels, backend)
     chosen = _checked.get(kind) if kind is not None else None
@@ -52,6 +71,29 @@ def attend_2d(
         if kind is not None:
             _checked[kind] = chosen
     return BACKENDS[chosen].attend(qkv, rel_h, rel_w, **sizes)
+
+
+def _attend_windows(
+    qkv: Tensor,
+    rel_h: Tensor | None,
+    rel_w: Tensor | None,
+    num_heads: int,
+    key_channels: int,
+    backend: str | None,
+    window: Window,
+) -> Tensor:
+    _check(qkv, rel_h, rel_w, num_heads, key_channels, window)
+    sizes = {"num_heads": num_heads, "key_channels": key_channels}
+    height, width = qkv.shape[1:3]
+    if window.covers(height, width):
+        if rel_h is not None and rel_w is not None:
+            rel_h, rel_w = windows.middle_of(rel_h, height), windows.middle_of(rel_w, width)
+        return attend_2d(qkv, rel_h, rel_w, **sizes, backend=backend)
+    named = backend or chosen_default()
+    if named is not None and known_backend(named) == "eager":
+        return eager.attend(qkv, rel_h, rel_w, **sizes, window=window)
+    attend = functools.partial(attend_decomposed, backend=named)
+    return windows.attend(qkv, rel_h, rel_w, window, **sizes, attend_decomposed=attend)
 
 
 def attend_decomposed(
@@ -75,6 +117,11 @@ def attend_decomposed(
     with scale depth ** -0.5 by default. The keys of the map come last, row by row; keys before them (a class token)
     have no bias. Queries may be any: of another map, of a window, of the same map. All five have gradients, and
     nothing of the size queries x keys is stored by the triton and sdpa backends. backend: as in attend_2d.
+
+    >>> q, k, v = torch.randn(1, 2, 5, 16), torch.randn(1, 2, 1 + 12, 16), torch.randn(1, 2, 1 + 12, 16)
+    >>> rows, columns = torch.randn(1, 2, 5, 3), torch.randn(1, 2, 5, 4)  # a map of 3 x 4, and a class token before it
+    >>> attend_decomposed(q, k, v, rows, columns).shape
+    torch.Size([1, 2, 5, 16])
     """
     inputs = q, k, v, rows, columns
     decomposed.check(*inputs)
@@ -91,11 +138,17 @@ def attend_decomposed(
 
 
 def attention_maps(
-    qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads: int, key_channels: int
+    qkv: Tensor,
+    rel_h: Tensor | None,
+    rel_w: Tensor | None,
+    *,
+    num_heads: int,
+    key_channels: int,
+    window: Window | None = None,
 ) -> Tensor:
     """The weights attend_2d averages the values with: [batch, num_heads, height*width (i), height*width (j)]."""
-    _check(qkv, rel_h, rel_w, num_heads, key_channels)
-    return eager.attention_maps(qkv, rel_h, rel_w, num_heads=num_heads, key_channels=key_channels)
+    _check(qkv, rel_h, rel_w, num_heads, key_channels, window)
+    return eager.attention_maps(qkv, rel_h, rel_w, num_heads=num_heads, key_channels=key_channels, window=window)
 
 
 def choose_backend(
@@ -116,12 +169,20 @@ def choose_backend(
         if reason is not None:
             raise ValueError(f"backend={named!r} cannot run: {reason}; backend=None takes the fastest that can")
         return named
-    for name, module in BACKENDS.items():
-        reason = module.why_not(*arguments, **options)
+    for name in _fastest_first(qkv, rel_h is not None, num_heads, key_channels):
+        reason = BACKENDS[name].why_not(*arguments, **options)
         if reason is None:
             return name
         _tell_once(name, reason)
     raise AssertionError("the eager backend refuses nothing")
+
+
+def _fastest_first(qkv: Tensor, positions: bool, num_heads: int, key_channels: int) -> list[str]:
+    """All backends in the order in which attend_2d asks whether they can run."""
+    value_depth = (qkv.shape[3] - 2 * key_channels) // num_heads
+    if qkv.is_cuda and prefers_sdpa(qkv.dtype, positions, key_channels // num_heads, value_depth):
+        return ["sdpa", "triton", "eager"]
+    return list(BACKENDS)
 
 
 def known_backend(name: str) -> str:
@@ -142,6 +203,9 @@ def set_default_backend(name: str | None) -> None:
     """Override the choice of every attend_2d(backend=None) in this process; None restores it.
 
     The environment variable AACONV_BACKEND does the same from outside.
+
+    >>> set_default_backend("eager")
+    >>> set_default_backend(None)
     """
     global _default_backend
     _default_backend = None if name is None else known_backend(name)
@@ -149,7 +213,11 @@ def set_default_backend(name: str | None) -> None:
 
 @contextmanager
 def default_backend(name: str | None) -> Iterator[None]:
-    """set_default_backend for the length of a with block."""
+    """set_default_backend for the length of a with block.
+
+    >>> with default_backend("eager"):
+    ...     out = attend_2d(torch.randn(1, 4, 4, 24), None, None, num_heads=2, key_channels=8)
+    """
     global _default_backend
     before = _default_backend
     set_default_backend(name)
@@ -177,7 +245,14 @@ def _tell_once(name: str, reason: str) -> None:
     _log.info("attention backend %s is passed over: %s", name, reason)
 
 
-def _check(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, num_heads: int, key_channels: int) -> None:
+def _check(
+    qkv: Tensor,
+    rel_h: Tensor | None,
+    rel_w: Tensor | None,
+    num_heads: int,
+    key_channels: int,
+    window: Window | None = None,
+) -> None:
     if qkv.dim() != 4:
         raise ValueError(f"qkv must be [batch, height, width, 2*dk + dv], got shape {tuple(qkv.shape)}")
     _, height, width, channels = qkv.shape
@@ -202,10 +277,12 @@ def _check(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, num_heads: i
             f"and {tuple(rel_w.shape)}"
         )
     depth = key_channels // num_heads
-    for name, table, length in (("rel_h", rel_h, height), ("rel_w", rel_w, width)):
+    rows, columns = (height, width) if window is None else (window.rows.window, window.columns.window)
+    for name, table, length in (("rel_h", rel_h, rows), ("rel_w", rel_w, columns)):
         shared = (2 * length - 1, depth)
         if tuple(table.shape) not in (shared, (num_heads, *shared)):
+            what = "map" if window is None else "window"
             raise ValueError(
-                f"{name} must be {list(shared)} or {[num_heads, *shared]} for a map of {height} x {width}, "
+                f"{name} must be {list(shared)} or {[num_heads, *shared]} for a {what} of {rows} x {columns}, "
                 f"got {list(table.shape)}"
             )

@@ -6,7 +6,8 @@ It keeps the whole (HW) x (HW) map of every head, so its memory grows with the s
 import torch
 from torch import Tensor
 
-from .heads import join_heads, relative_logits, split_heads
+from .heads import join_heads, relative_logits, relative_logits_by, split_heads
+from .windows import Window
 
 
 def why_not(
@@ -17,19 +18,36 @@ def why_not(
 
 
 def attention_logits(
-    qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads: int, key_channels: int
+    qkv: Tensor,
+    rel_h: Tensor | None,
+    rel_w: Tensor | None,
+    *,
+    num_heads: int,
+    key_channels: int,
+    window: Window | None = None,
 ) -> Tensor:
-    """The equation before the softmax, for pixels i = (y, x) and j = (v, u).
+    """The equation before the softmax, for pixels i = (y, x) and j = (v, u); -inf where i does not see j.
 
     [batch, height, width, 2*dk + dv] -> [batch, num_heads, height (y), width (x), height (v), width (u)]
     """
     q, k, _ = split_heads(qkv, num_heads, key_channels)
     q = q * q.shape[-1] ** -0.5
     logits = _finite(torch.einsum("bnyxd,bnvud->bnyxvu", q, k))
+    if window is None:
+        if rel_h is not None and rel_w is not None:
+            height_logits, width_logits = (_finite(part) for part in relative_logits(q, rel_h, rel_w))
+            logits = _finite(logits + height_logits[..., :, None] + width_logits[..., None, :])
+        return logits
+    height, width = q.shape[2:4]
+    (rows_seen, row), (columns_seen, column) = (
+        axis.sees(length, q.device) for axis, length in ((window.rows, height), (window.columns, width))
+    )
     if rel_h is not None and rel_w is not None:
-        height_logits, width_logits = (_finite(part) for part in relative_logits(q, rel_h, rel_w))
+        height_logits = _finite(relative_logits_by(q, rel_h.to(q.dtype)[..., row, :], 2))
+        width_logits = _finite(relative_logits_by(q, rel_w.to(q.dtype)[..., column, :], 3))
         logits = _finite(logits + height_logits[..., :, None] + width_logits[..., None, :])
-    return logits
+    seen = rows_seen[:, None, :, None] & columns_seen[None, :, None, :]
+    return logits.masked_fill(~seen, float("-inf"))
 
 
 def _finite(logits: Tensor) -> Tensor:
@@ -41,16 +59,30 @@ def _finite(logits: Tensor) -> Tensor:
 
 
 def attention_maps(
-    qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads: int, key_channels: int
+    qkv: Tensor,
+    rel_h: Tensor | None,
+    rel_w: Tensor | None,
+    *,
+    num_heads: int,
+    key_channels: int,
+    window: Window | None = None,
 ) -> Tensor:
     """The weight pixel i gives to pixel j: [batch, num_heads, height * width (i), height * width (j)]."""
-    logits = attention_logits(qkv, rel_h, rel_w, num_heads=num_heads, key_channels=key_channels)
+    logits = attention_logits(qkv, rel_h, rel_w, num_heads=num_heads, key_channels=key_channels, window=window)
     return logits.flatten(4).softmax(-1).flatten(2, 3)
 
 
-def attend(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads: int, key_channels: int) -> Tensor:
+def attend(
+    qkv: Tensor,
+    rel_h: Tensor | None,
+    rel_w: Tensor | None,
+    *,
+    num_heads: int,
+    key_channels: int,
+    window: Window | None = None,
+) -> Tensor:
     """[batch, height, width, 2*dk + dv] -> [batch, height, width, dv]."""
-    maps = attention_maps(qkv, rel_h, rel_w, num_heads=num_heads, key_channels=key_channels)
+    maps = attention_maps(qkv, rel_h, rel_w, num_heads=num_heads, key_channels=key_channels, window=window)
     _, _, v = split_heads(qkv, num_heads, key_channels)
     # Autocast computes the softmax in float32; the product goes on in the dtype of the values.
     out = maps.to(v.dtype) @ v.flatten(2, 3)

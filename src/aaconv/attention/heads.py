@@ -25,10 +25,14 @@ def relative_logits(q: Tensor, rel_h: Tensor, rel_w: Tensor) -> tuple[Tensor, Te
     height, width = q.shape[2:4]
     by_row = _absolute(rel_h.to(q.dtype), height)
     by_column = _absolute(rel_w.to(q.dtype), width)
-    shared = rel_h.dim() == 2
-    height_logits = torch.einsum("bnyxd,yvd->bnyxv" if shared else "bnyxd,nyvd->bnyxv", q, by_row)
-    width_logits = torch.einsum("bnyxd,xud->bnyxu" if shared else "bnyxd,nxud->bnyxu", q, by_column)
-    return height_logits, width_logits
+    return relative_logits_by(q, by_row, 2), relative_logits_by(q, by_column, 3)
+
+
+def relative_logits_by(q: Tensor, vectors: Tensor, dim: int) -> Tensor:
+    """q [batch, num_heads, height, width, depth], and for each query along its dimension `dim` a vector for each of the
+    lines [[num_heads,] from i, to j, depth] -> [batch, num_heads, height, width, lines]."""
+    of_heads = "" if vectors.dim() == 3 else "n"
+    return torch.einsum(f"bnyxd,{of_heads}{'yx'[dim - 2]}jd->bnyxj", q, vectors)
 
 
 def _absolute(table: Tensor, length: int) -> Tensor:

@@ -30,5 +30,5 @@ _PLAIN = (Tensor, torch.nn.Parameter)
 
 def constant_to_compilers(function: Function) -> Function:
     """torch.compiler.assume_constant_result, which imports torch's whole compiler for this one attribute."""
-    function._dynamo_marked_constant = True
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
     return function

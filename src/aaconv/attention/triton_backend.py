@@ -8,6 +8,8 @@ torch.get_float32_matmul_precision() is "highest" (torch's default), else in TF3
 
 import importlib.util
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,7 +17,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from . import eager, triton_wide
 from .torch_state import constant_to_compilers, someone_looks_on
-from .triton_launch import INTERPRETED, device_of
+from .triton_launch import INTERPRETED, Piece, device_of
 from .triton_plan import GROUP, Plan, ceil_div, is_wide, key_parts, padded, plan_for, power_below
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -129,7 +131,7 @@ def _backward(
     with device_of(qkv):
         for first, heads in plan.chunks():
             plan.launch("pack", heads, first, qkv, *tables, *operands, lse)
-            tensors = qkv, *operands, out, lse, grad_out, grad_qkv, grads, grad_logits
+            tensors: list[Tensor | Piece] = [qkv, *operands, out, lse, grad_out, grad_qkv, grads, grad_logits]
             plan.launch("attend_backward_queries", heads, first, *tensors)
             plan.launch("attend_backward_keys", heads, first, qkv, *operands, lse, grad_qkv, grads)
             if plan.length:
@@ -190,29 +192,41 @@ def _empty_backward(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None) -> 
     return qkv.new_empty(qkv.shape), rel_h.new_empty(shape, dtype=torch.float32)  # a sum of many: rounded afterwards
 
 
-def _fake_forward(qkv, rel_h, rel_w, height, num_heads, key_channels) -> tuple[Tensor, Tensor]:
+def _fake_forward(
+    qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, height: int, num_heads: int, key_channels: int
+) -> tuple[Tensor, Tensor]:
     return _empty_forward(qkv, num_heads, key_channels)
 
 
-def _fake_backward(grad_out, qkv, rel_h, rel_w, out, lse, height, num_heads, key_channels) -> tuple[Tensor, Tensor]:
+def _fake_backward(
+    grad_out: Tensor,
+    qkv: Tensor,
+    rel_h: Tensor | None,
+    rel_w: Tensor | None,
+    out: Tensor,
+    lse: Tensor,
+    height: int,
+    num_heads: int,
+    key_channels: int,
+) -> tuple[Tensor, Tensor]:
     return _empty_backward(qkv, rel_h, rel_w)
 
 
-def _save(ctx, inputs, output) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     qkv, rel_h, rel_w, *ctx.sizes = inputs
     out, lse = output
     ctx.mark_non_differentiable(lse)
     ctx.save_for_backward(qkv, rel_h, rel_w, out, lse)
 
 
-def _gradients(ctx, grad_out: Tensor, _grad_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, grad_out: Tensor, _grad_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
         return _differentiable_gradients(ctx, grad_out)
     qkv, rel_h, rel_w, out, lse = ctx.saved_tensors
     return _of_inputs(rel_h, rel_w, *attend_backward(grad_out, qkv, rel_h, rel_w, out, lse, *ctx.sizes))
 
 
-def _differentiable_gradients(ctx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiable_gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients that can be differentiated again, through the reference: the kernels have no second derivative."""
     (qkv, rel_h, rel_w, *_), (height, num_heads, key_channels) = ctx.saved_tensors, ctx.sizes
     inputs = (qkv, rel_h, rel_w)
@@ -239,14 +253,14 @@ class _Attend(torch.autograd.Function):
     """The operator without what torch wraps around one: the same kernels, and the same gradients."""
 
     @staticmethod
-    def forward(ctx, *inputs) -> Tensor:
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
         qkv, rel_h, rel_w, *ctx.sizes = inputs
         out, lse = _forward(*inputs)
         ctx.save_for_backward(qkv, rel_h, rel_w, out, lse)
         return out
 
     @staticmethod
-    def backward(ctx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True
             return _differentiable_gradients(ctx, grad_out)
         qkv, rel_h, rel_w, out, lse = ctx.saved_tensors
@@ -273,7 +287,16 @@ attend_forward, attend_backward = torch.ops.aaconv.attend_2d.default, torch.ops.
 
 
 @register_flop_formula(torch.ops.aaconv.attend_2d)
-def _forward_flops(qkv_shape, rel_h_shape, rel_w_shape, height, num_heads, key_channels, *args, **kwargs) -> int:
+def _forward_flops(
+    qkv_shape: Sequence[int],
+    rel_h_shape: Sequence[int] | None,
+    rel_w_shape: Sequence[int] | None,
+    height: int,
+    num_heads: int,
+    key_channels: int,
+    *args: Any,
+    **kwargs: Any,
+) -> int:
     """Multiplications and additions of q k^T, p v and the relative logits of every row and column."""
     batch, pixels, channels = qkv_shape
     relative = 0 if rel_h_shape is None else key_channels * (height + pixels // height)
@@ -281,7 +304,18 @@ def _forward_flops(qkv_shape, rel_h_shape, rel_w_shape, height, num_heads, key_c
 
 
 @register_flop_formula(torch.ops.aaconv.attend_2d_backward)
-def _backward_flops(grad, qkv_shape, rel_h_shape, rel_w_shape, out, lse, height, num_heads, key_channels, **kwargs):
+def _backward_flops(
+    grad: Sequence[int],
+    qkv_shape: Sequence[int],
+    rel_h_shape: Sequence[int] | None,
+    rel_w_shape: Sequence[int] | None,
+    out: Sequence[int],
+    lse: Sequence[int],
+    height: int,
+    num_heads: int,
+    key_channels: int,
+    **kwargs: Any,
+) -> int:
     """Two products for each of the forward's, without the recomputed logits."""
     return 2 * _forward_flops(qkv_shape, rel_h_shape, rel_w_shape, height, num_heads, key_channels)
 

@@ -1,7 +1,7 @@
 """The decomposed kernels as functions of tensors: how a call is cut into programs, and their launches.
 
-Queries, keys and values are [batch, heads, number, depth] with any strides but the last, which is 1: the packed
-projection of attend_2d is read as it is, and its gradient written packed.
+Queries, keys and values are [batch, heads, number, depth], read and written by their strides where those are aligned:
+the packed projection of attend_2d is read as it is, and its gradient written packed. Others are copied first.
 """
 
 import functools
@@ -10,13 +10,39 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .triton_launch import Launcher, multiprocessors
+from .triton_launch import ALIGNMENT, Launcher, multiprocessors
 from .triton_plan import ceil_div, padded, power_of_two
 
 MOST_LEADING = 16
 """Keys without positions before those of the map: one small tile."""
 KEY_COLUMNS = (64, 32, 16)
 """Columns of the map that a tile of keys may have."""
+
+
+DEPTH_STEP = 16
+"""What triton knows about a stride that is an argument is whether it is a multiple of 16."""
+
+
+def is_aligned(*tensors: Tensor) -> bool:
+    """Whether the kernels can take these as they are: depths and strides in whole steps, the depth side by side.
+
+    Of others triton copies two bytes at a time, outside its pipeline. Such kernels of triton 3.6 gave wrong results and
+    illegal accesses on an H200, while the same code is right in the interpreter.
+    """
+    for tensor in tensors:
+        *strides, last = tensor.stride()
+        whole = not any(size % DEPTH_STEP for size in (tensor.shape[-1], *strides))
+        if last != 1 or not whole or tensor.data_ptr() % ALIGNMENT:
+            return False
+    return True
+
+
+def pad_depth(tensor: Tensor) -> Tensor:
+    """A copy that is aligned, with zeros behind the depth: they change no product."""
+    *sizes, depth = tensor.shape
+    copy = tensor.new_zeros((*sizes, ceil_div(depth, DEPTH_STEP) * DEPTH_STEP))
+    copy[..., :depth] = tensor
+    return copy
 
 
 class Tile(NamedTuple):

@@ -1,5 +1,8 @@
 """The fused backend of attend_decomposed: a torch operator around the decomposed kernels."""
 
+from collections.abc import Sequence
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
@@ -40,12 +43,15 @@ def attend(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Tensor, scale
 
 
 def _forward(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    into = _empty_forward(q, v)
+    out, lse = _empty_forward(q, v)
+    height, width = rows.shape[3], columns.shape[3]
     with device_of(q):
-        q, k, v = map(_depth_last, (q, k, v))
-        height, width = rows.shape[3], columns.shape[3]
-        decomposed.forward(q, k, v, *_biases(q, rows, columns), height, width, scale, into)
-    return into
+        parts = _aligned(q), _aligned(k), _aligned(v)
+        into = out if decomposed.is_aligned(out) else decomposed.pad_depth(out)
+        decomposed.forward(*parts, *_biases(q, rows, columns), height, width, scale, (into, lse))
+        if into is not out:
+            out.copy_(into[..., : out.shape[3]])
+    return out, lse
 
 
 def _backward(
@@ -59,15 +65,24 @@ def _backward(
     lse: Tensor,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    grads = tuple(map(_empty_contiguous, (q, k, v)))
+    height, width = rows.shape[3], columns.shape[3]
     with device_of(q):
-        q, k, v, grad_out = map(_depth_last, (q, k, v, grad_out))
-        by_row, by_column = _biases(q, rows, columns)
-        height, width = rows.shape[3], columns.shape[3]
+        parts = _aligned(q), _aligned(k), _aligned(v)
+        grads = _empty_contiguous(parts[0]), _empty_contiguous(parts[1]), _empty_contiguous(parts[2])
+        biases = _biases(q, rows, columns)
         grad_rows, grad_columns = decomposed.backward(
-            grad_out, q, k, v, by_row, by_column, out, lse, height, width, scale, grads
+            _aligned(grad_out), *parts, *biases, _aligned(out), lse, height, width, scale, grads
         )
-    return *grads, grad_rows.view(rows.shape).to(rows.dtype), grad_columns.view(columns.shape).to(columns.dtype)
+    grad_q, grad_k, grad_v = (
+        grad[..., : part.shape[3]].contiguous() for grad, part in zip(grads, (q, k, v), strict=True)
+    )
+    return (
+        grad_q,
+        grad_k,
+        grad_v,
+        grad_rows.view(rows.shape).to(rows.dtype),
+        grad_columns.view(columns.shape).to(columns.dtype),
+    )
 
 
 def _biases(q: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
@@ -76,8 +91,8 @@ def _biases(q: Tensor, rows: Tensor, columns: Tensor) -> tuple[Tensor, Tensor]:
     return by_row, by_column
 
 
-def _depth_last(part: Tensor) -> Tensor:
-    return part if part.stride(3) == 1 else part.contiguous()
+def _aligned(part: Tensor) -> Tensor:
+    return part if decomposed.is_aligned(part) else decomposed.pad_depth(part)
 
 
 def _empty_contiguous(like: Tensor) -> Tensor:
@@ -91,32 +106,45 @@ def _empty_forward(q: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
     return out, q.new_empty((batch * heads, 2, queries), dtype=torch.float32)
 
 
-def _fake_forward(q, k, v, rows, columns, scale) -> tuple[Tensor, Tensor]:
+def _fake_forward(
+    q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Tensor, scale: float
+) -> tuple[Tensor, Tensor]:
     return _empty_forward(q, v)
 
 
-def _fake_backward(grad_out, q, k, v, rows, columns, out, lse, scale) -> tuple[Tensor, ...]:
+def _fake_backward(
+    grad_out: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    rows: Tensor,
+    columns: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    scale: float,
+) -> tuple[Tensor, ...]:
     return tuple(map(_empty_contiguous, (q, k, v, rows, columns)))
 
 
-def _save(ctx, inputs, output) -> None:
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
     *tensors, ctx.scale = inputs
     out, lse = output
     ctx.mark_non_differentiable(lse)
     ctx.save_for_backward(*tensors, out, lse)
 
 
-def _gradients(ctx, grad_out: Tensor, _grad_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:
+def _gradients(ctx: Any, grad_out: Tensor, _grad_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:
     if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
         return _differentiable_gradients(ctx, grad_out)
     return *attend_backward(grad_out, *ctx.saved_tensors, ctx.scale), None
 
 
-def _differentiable_gradients(ctx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiable_gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients that can be differentiated again, through the reference: the kernels have no second derivative."""
-    inputs = ctx.saved_tensors[:5]
+    inputs = q, k, v, rows, columns = ctx.saved_tensors[:5]
     wanted = [tensor for tensor in inputs if tensor.requires_grad]
-    grads = iter(torch.autograd.grad(eager.attend_decomposed(*inputs, ctx.scale), wanted, grad_out, create_graph=True))
+    out = eager.attend_decomposed(q, k, v, rows, columns, ctx.scale)
+    grads = iter(torch.autograd.grad(out, wanted, grad_out, create_graph=True))
     return *(next(grads) if tensor.requires_grad else None for tensor in inputs), None
 
 
@@ -124,16 +152,17 @@ class _Attend(torch.autograd.Function):
     """The operator without what torch wraps around one: the same kernels, and the same gradients."""
 
     @staticmethod
-    def forward(ctx, *inputs) -> Tensor:
+    def forward(ctx: Any, *inputs: Any) -> Tensor:
         output = _forward(*inputs)
         _save(ctx, inputs, output)
         return output[0]
 
     @staticmethod
-    def backward(ctx, grad_out: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True
             return _differentiable_gradients(ctx, grad_out)
-        return *_backward(grad_out, *ctx.saved_tensors, ctx.scale), None
+        saved_and_scale = (*ctx.saved_tensors, ctx.scale)
+        return *_backward(grad_out, *saved_and_scale), None
 
 
 _library = torch.library.Library("aaconv", "FRAGMENT")
@@ -156,13 +185,22 @@ attend_backward = torch.ops.aaconv.attend_decomposed_backward.default
 
 
 @register_flop_formula(torch.ops.aaconv.attend_decomposed)
-def _forward_flops(q_shape, k_shape, v_shape, *args, **kwargs) -> int:
+def _forward_flops(
+    q_shape: Sequence[int], k_shape: Sequence[int], v_shape: Sequence[int], *args: Any, **kwargs: Any
+) -> int:
     """Multiplications and additions of q k^T and p v."""
     batch, heads, queries, depth = q_shape
     return 2 * batch * heads * queries * k_shape[2] * (depth + v_shape[3])
 
 
 @register_flop_formula(torch.ops.aaconv.attend_decomposed_backward)
-def _backward_flops(grad, q_shape, k_shape, v_shape, *args, **kwargs) -> int:
+def _backward_flops(
+    grad: Sequence[int],
+    q_shape: Sequence[int],
+    k_shape: Sequence[int],
+    v_shape: Sequence[int],
+    *args: Any,
+    **kwargs: Any,
+) -> int:
     """Two products for each of the forward's, without the recomputed logits."""
     return 2 * _forward_flops(q_shape, k_shape, v_shape)

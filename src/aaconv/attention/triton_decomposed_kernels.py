@@ -132,17 +132,19 @@ def attend_decomposed_forward(
     mixed = tl.zeros([BLOCK_M, V_MAIN], tl.float32)
     mixed_tail = tl.zeros([BLOCK_M, V_TAIL], tl.float32) if V_TAIL > 0 else mixed
     if LEADING > 0:
-        key = tl.arange(0, LEAD)
-        there = key < LEADING
-        logits = tl.dot(q_main, tl.trans(load_depth(k, key * k_n, there, 0, MAIN, D, False)))
+        # Names of their own: a variable of the loop below must not have another shape before it.
+        lead = tl.arange(0, LEAD)
+        is_lead = lead < LEADING
+        lead_logits = tl.dot(q_main, tl.trans(load_depth(k, lead * k_n, is_lead, 0, MAIN, D, False)))
         if TAIL > 0:
-            logits = tl.dot(q_tail, tl.trans(load_depth(k, key * k_n, there, MAIN, TAIL, D, False)), logits)
-        logits = tl.where(there[None, :], logits * scale, float("-inf"))
-        v_main = load_depth(v, key * v_n, there, 0, V_MAIN, DV, False)
-        v_tail = load_depth(v, key * v_n, there, V_MAIN, V_TAIL, DV, False) if V_TAIL > 0 else v_main
-        none = tl.zeros([BLOCK_M], tl.float32)
+            lead_k = load_depth(k, lead * k_n, is_lead, MAIN, TAIL, D, False)
+            lead_logits = tl.dot(q_tail, tl.trans(lead_k), lead_logits)
+        lead_logits = tl.where(is_lead[None, :], lead_logits * scale, float("-inf"))
+        lead_v = load_depth(v, lead * v_n, is_lead, 0, V_MAIN, DV, False)
+        lead_v_tail = load_depth(v, lead * v_n, is_lead, V_MAIN, V_TAIL, DV, False) if V_TAIL > 0 else lead_v
+        no_offset = tl.zeros([BLOCK_M], tl.float32)
         peak, total, mixed, mixed_tail = weigh_tile(
-            logits, v_main, v_tail, peak, total, mixed, mixed_tail, none, V_TAIL
+            lead_logits, lead_v, lead_v_tail, peak, total, mixed, mixed_tail, no_offset, V_TAIL
         )
     for strip in range(tl.cdiv(width, KEY_COLS)):
         by_column = load_columns(columns, query, columns_n, strip, width, KEY_ROWS, KEY_COLS)
@@ -219,21 +221,22 @@ def attend_decomposed_backward_queries(
     dq_main = tl.zeros([BLOCK_M, MAIN], tl.float32)
     dq_tail = tl.zeros([BLOCK_M, TAIL], tl.float32) if TAIL > 0 else dq_main
     if LEADING > 0:
-        key = tl.arange(0, LEAD)
-        there = key < LEADING
-        k_main = load_depth(k, key * k_n, there, 0, MAIN, D, False)
-        logits = tl.dot(q_main, tl.trans(k_main))
-        grads = tl.dot(do_main, tl.trans(load_depth(v, key * v_n, there, 0, V_MAIN, DV, False)))
+        lead = tl.arange(0, LEAD)
+        is_lead = lead < LEADING
+        lead_k = load_depth(k, lead * k_n, is_lead, 0, MAIN, D, False)
+        lead_k_tail = load_depth(k, lead * k_n, is_lead, MAIN, TAIL, D, False) if TAIL > 0 else lead_k
+        lead_logits = tl.dot(q_main, tl.trans(lead_k))
+        lead_grads = tl.dot(do_main, tl.trans(load_depth(v, lead * v_n, is_lead, 0, V_MAIN, DV, False)))
         if TAIL > 0:
-            k_tail = load_depth(k, key * k_n, there, MAIN, TAIL, D, False)
-            logits = tl.dot(q_tail, tl.trans(k_tail), logits)
+            lead_logits = tl.dot(q_tail, tl.trans(lead_k_tail), lead_logits)
         if V_TAIL > 0:
-            grads = tl.dot(do_tail, tl.trans(load_depth(v, key * v_n, there, V_MAIN, V_TAIL, DV, False)), grads)
-        p = tl.exp2(tl.where(there[None, :], logits * logit_scale, float("-inf")) - peak[:, None])
-        ds = (p * (grads - dots[:, None])).to(q_main.dtype)
-        dq_main = tl.dot(ds, k_main, dq_main)
+            lead_v_tail = load_depth(v, lead * v_n, is_lead, V_MAIN, V_TAIL, DV, False)
+            lead_grads = tl.dot(do_tail, tl.trans(lead_v_tail), lead_grads)
+        lead_p = tl.exp2(tl.where(is_lead[None, :], lead_logits * logit_scale, float("-inf")) - peak[:, None])
+        lead_ds = (lead_p * (lead_grads - dots[:, None])).to(q_main.dtype)
+        dq_main = tl.dot(lead_ds, lead_k, dq_main)
         if TAIL > 0:
-            dq_tail = tl.dot(ds, k_tail, dq_tail)
+            dq_tail = tl.dot(lead_ds, lead_k_tail, dq_tail)
     for strip in range(tl.cdiv(width, KEY_COLS)):
         by_column = load_columns(columns, query, columns_n, strip, width, KEY_ROWS, KEY_COLS)
         by_row = load_rows(rows, query, rows_n, 0, height, KEY_ROWS)

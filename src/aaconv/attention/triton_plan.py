@@ -51,7 +51,7 @@ class Plan:
         self.length = 2 * (self.height + self.width) - 2 if table_dimensions else 0
         depth, value_depth = key_channels // num_heads, (channels - 2 * key_channels) // num_heads
         exact, scale = dtype == torch.float32, math.log2(math.e) / math.sqrt(depth)
-        sizes = self.constants = {
+        sizes: dict[str, Any] = {
             "STRIDE_B": strides[0],
             "STRIDE_P": strides[1],
             "HEADS": num_heads,
@@ -80,6 +80,7 @@ class Plan:
             "EXACT": exact,
             "PRECISION": "ieee" if exact and full_precision else "tf32",
         }
+        self.constants = sizes
         channels = sizes["MAIN"] + sizes["TAIL"] + sizes["DV_PAD"]
         self.is_wide = is_wide(depth, value_depth, dtype, table_dimensions > 0)
         line = power_of_two(max(self.height, self.width))
@@ -228,7 +229,7 @@ def two_steps(rows: int) -> tuple[int, int] | None:
         return None
     factors = (n for n in range(2, SUMMED_AT_ONCE + 1) if rows % n == 0)
     first = min(factors, key=lambda n: abs(n * n - rows), default=None)
-    return first and (first, rows // first)
+    return None if first is None else (first, rows // first)
 
 
 def _layout(height: int, width: int, depth: int, value_depth: int) -> dict[str, int]:

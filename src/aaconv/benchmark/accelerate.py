@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from ..layers.accelerate import accelerate
+from ..models import check_name
 from ..utils.device import pick_device
 from .measure import Call, failures_into, peak_memory, release, time_interleaved
 from .model import Network, prepare_inference, prepare_training
@@ -56,7 +57,11 @@ def run(
 
 def _sizes(name: str, device: torch.device, batch: int | None, size: int | None) -> tuple[int, int]:
     usual = CPU if device.type == "cpu" else MODELS.get(name, OTHER)
-    known = size or usual[1] or timm.get_pretrained_cfg(name).input_size[-1]
+    known = size or usual[1]
+    if known is None:
+        check_name(name)
+        own = None if ":" in name else timm.get_pretrained_cfg(name)
+        known = 224 if own is None or own.input_size is None else own.input_size[-1]
     return batch or usual[0], known
 
 
@@ -97,7 +102,13 @@ def _measure(
     progress(f"{network} {phase}: timing, {rounds} rounds")
     timed = time_interleaved(calls, device, rounds=rounds, sample_ms=100 if device.type == "cuda" else 1)
     for way in ways:
-        row = {"model": network.name, "options": network.options, "phase": phase, "batch": batch, "size": size}
+        row: dict[str, Any] = {
+            "model": network.name,
+            "options": network.options,
+            "phase": phase,
+            "batch": batch,
+            "size": size,
+        }
         row["compiled"] = way
         for key, timing in timed.items():
             if key[0] == way:

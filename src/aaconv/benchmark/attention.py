@@ -7,6 +7,7 @@ positions out: what attention costs without them, the floor. The inputs stay the
 so small ones are read from the GPU's L2 cache, as in a network, where the projection has just been written.
 """
 
+import functools
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -15,10 +16,11 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-from torch.nn.attention.flex_attention import flex_attention
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from ..attention import BACKENDS, eager, triton_backend
-from ..attention.heads import join_heads, relative_logits, split_heads
+from ..attention import BACKENDS, attend_2d, eager, triton_backend
+from ..attention.heads import join_heads, relative_logits, relative_logits_by, split_heads
+from ..attention.windows import Window, make_window
 from ..utils.device import pick_device
 from ..utils.precision import DTYPES
 from .measure import Call, compile_apart, failures_into, graphed, peak_memory, release, time_interleaved
@@ -39,7 +41,8 @@ Attend = Callable[..., Tensor]
 
 @dataclass(frozen=True)
 class Shape:
-    """One attention: batch:HEIGHTxWIDTH:key/value, the depths those of one head, and :heads where they are not 8."""
+    """One attention: batch:HEIGHTxWIDTH:key/value, the depths those of one head, and :heads where they are not 8; with
+    @K in windows of K x K."""
 
     batch: int
     height: int
@@ -47,19 +50,28 @@ class Shape:
     key_depth: int
     value_depth: int
     heads: int = HEADS
+    window: int | None = None
 
     @classmethod
     def parse(cls, text: str) -> "Shape":
-        match = re.fullmatch(r"(\d+):(\d+)x(\d+):(\d+)/(\d+)(?::(\d+))?", text)
-        numbers = [int(number) for number in match.groups(str(HEADS))] if match else [0]
-        if min(numbers) < 1:
-            form = "batch:HEIGHTxWIDTH:key/value[:heads], as in 128:14x14:20/3 or 4:64x64:64/64:12"
-            raise ValueError(f"a shape is {form}, got {text!r}")
-        return cls(*numbers)
+        match = re.fullmatch(r"(\d+):(\d+)x(\d+):(\d+)/(\d+)(?::(\d+))?(?:@(\d+))?", text)
+        *found, window = match.groups() if match else (None,)
+        numbers = [int(number or HEADS) for number in found] or [0]
+        if min(numbers) < 1 or window == "0":
+            form, examples = "batch:HEIGHTxWIDTH:key/value[:heads][@window]", "4:64x64:64/64:12 or 32:56x56:20/3@7"
+            raise ValueError(f"a shape is {form}, as in 128:14x14:20/3 or {examples}, got {text!r}")
+        batch, height, width, key_depth, value_depth, heads = numbers
+        return cls(batch, height, width, key_depth, value_depth, heads, int(window) if window else None)
 
     def __str__(self) -> str:
         heads = "" if self.heads == HEADS else f":{self.heads}"
-        return f"{self.batch}:{self.height}x{self.width}:{self.key_depth}/{self.value_depth}{heads}"
+        window = f"@{self.window}" if self.window else ""
+        return f"{self.batch}:{self.height}x{self.width}:{self.key_depth}/{self.value_depth}{heads}{window}"
+
+    @property
+    def table_sides(self) -> tuple[int, int]:
+        """(rows, columns) that the tables are made for."""
+        return (self.window, self.window) if self.window else (self.height, self.width)
 
     @property
     def channels(self) -> int:
@@ -74,7 +86,8 @@ class Shape:
         pixels = self.batch * self.height * self.width
         packed, out = pixels * self.channels * itemsize, pixels * self.heads * self.value_depth * itemsize
         log_sum_exp = 4 * pixels * self.heads
-        weights = pixels * self.height * self.width * self.heads
+        keys = min(self.window or self.height, self.height) * min(self.window or self.width, self.width)
+        weights = pixels * keys * self.heads
         moved = {"forward": packed + out, "both": 3 * packed + 3 * out + 2 * log_sum_exp}
         passes = {"forward": 1, "both": 2}
         return {
@@ -137,7 +150,15 @@ def run(
     for shape in chosen:
         results.add(*measure(shape, names, where, dtype, rounds, progress, positions))
         release()
-    columns = ("batch, map, depths", "variant", "forward ms", "p20 - p80", "x floor", "fwd + bwd ms", "p20 - p80")
+    columns: tuple[str, ...] = (
+        "batch, map, depths",
+        "variant",
+        "forward ms",
+        "p20 - p80",
+        "x floor",
+        "fwd + bwd ms",
+        "p20 - p80",
+    )
     columns = (*columns, "x floor", "x first", "peak memory")
     first = f"x first: fwd + bwd against {names[0]}"
     floor = "; x floor: against the larger of bytes / 4.3 TB/s and exponentials, on an H200" if on_gpu else ""
@@ -165,7 +186,7 @@ def measure(
     for name in names:
         progress(f"{shape} {name}")
         with failures_into(failures, name):
-            attend = _variant(name, inputs, sizes)
+            attend = _variant(name, inputs, sizes) if shape.window is None else _window_variant(name, inputs, shape)
             forward, both = _phases(attend, inputs, grad_out, sizes)
             memory[name] = peak_memory(both, device, [*_given(inputs), grad_out])
             for phase, call in (("forward", forward), ("both", both)):
@@ -199,9 +220,9 @@ def _inputs(
 ) -> tuple[list[Tensor | None], Tensor]:
     """qkv, rel_h and rel_w (None without positions) that want gradients, and the gradient of the output."""
     torch.manual_seed(0)
-    like = {"device": device, "dtype": dtype}
+    like: dict[str, Any] = {"device": device, "dtype": dtype}
     qkv = torch.randn(shape.batch, shape.height, shape.width, shape.channels, **like)
-    tables = (torch.randn(2 * side - 1, shape.key_depth, **like) for side in (shape.height, shape.width))
+    tables = (torch.randn(2 * side - 1, shape.key_depth, **like) for side in shape.table_sides)
     grad_out = torch.randn(shape.batch, shape.height, shape.width, shape.heads * shape.value_depth, **like)
     given = (tensor.requires_grad_() for tensor in (qkv, *tables))
     return [tensor if positions or tensor is qkv else None for tensor in given], grad_out
@@ -236,6 +257,19 @@ def _variant(name: str, inputs: list[Tensor | None], sizes: dict[str, int]) -> A
     return backend.attend
 
 
+def _window_variant(name: str, inputs: list[Tensor | None], shape: Shape) -> Attend:
+    assert shape.window is not None
+    window = make_window(shape.window)
+    if name in BACKENDS:
+        return functools.partial(attend_2d, window=window, backend=name)
+    if name == "compiled":
+        return compile_apart(functools.partial(eager.attend, window=window), fullgraph=True)
+    if name == "flex":
+        blocks = neighbourhood(window, shape.height, shape.width, _given(inputs)[0].device)
+        return compile_apart(functools.partial(flex_attend_windows, window=window, blocks=blocks), fullgraph=True)
+    raise ValueError(f"{name} has no windows")
+
+
 def attend_with_bias(qkv: Tensor, rel_h: Tensor, rel_w: Tensor, *, num_heads: int, key_channels: int) -> Tensor:
     """The same equation through scaled_dot_product_attention, with the relative logits as a bias [.., HW, HW]."""
     height, width = qkv.shape[1:3]
@@ -267,6 +301,36 @@ def flex_attend(qkv: Tensor, rel_h: Tensor, rel_w: Tensor, *, num_heads: int, ke
     # FlexAttention takes depths that are powers of two from 16 on.
     q, k, v = (_padded(part.flatten(2, 3)) for part in (scaled, k, v))
     out = flex_attention(q, k, v, score_mod=add_relative, scale=1.0)
+    return join_heads(out[..., :value_depth], height, width)
+
+
+def neighbourhood(window: Window, height: int, width: int, device: torch.device) -> BlockMask:
+    """FlexAttention's mask of the pixels that see each other."""
+    rows, columns = (axis.sees(length, device)[0] for axis, length in zip(window, (height, width), strict=True))
+
+    def seen(image: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return rows[query // width, key // width] & columns[query % width, key % width]
+
+    return create_block_mask(seen, None, None, height * width, height * width, device=str(device))
+
+
+def flex_attend_windows(
+    qkv: Tensor, rel_h: Tensor, rel_w: Tensor, *, num_heads: int, key_channels: int, window: Window, blocks: BlockMask
+) -> Tensor:
+    """The same equation in windows through FlexAttention, which leaves out blocks of keys that no query sees."""
+    height, width = qkv.shape[1:3]
+    q, k, v = split_heads(qkv, num_heads, key_channels)
+    value_depth, scaled = v.shape[-1], q * q.shape[-1] ** -0.5
+    by_row, by_column = (
+        relative_logits_by(scaled, table[axis.sees(length, q.device)[1]], dim).flatten(2, 3)
+        for dim, (axis, table, length) in enumerate(zip(window, (rel_h, rel_w), (height, width), strict=True), 2)
+    )
+
+    def add_relative(score: Tensor, image: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return score + by_row[image, head, query, key // width] + by_column[image, head, query, key % width]
+
+    q, k, v = (_padded(part.flatten(2, 3)) for part in (scaled, k, v))
+    out = flex_attention(q, k, v, score_mod=add_relative, block_mask=blocks, scale=1.0)
     return join_heads(out[..., :value_depth], height, width)
 
 

@@ -3,17 +3,17 @@
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ..attention import BACKENDS
 from ..layers.aaconv import AAConv2d
 from ..utils.device import pick_device
-from .measure import failures_into, peak_memory, state_of, time_interleaved
+from .measure import Call, failures_into, peak_memory, state_of, time_interleaved
 from .output import Progress, Results, mib
 from .switches import restoring_switches
 
 CHANNELS = 256
-ATTENTION = {"key_channels": 160, "value_channels": 24, "num_heads": 8}
+ATTENTION: dict[str, Any] = {"key_channels": 160, "value_channels": 24, "num_heads": 8}
 
 
 @restoring_switches()
@@ -40,15 +40,14 @@ def run(
 
 def measure(size: int, batch: int, device: torch.device, rounds: int) -> list[dict[str, Any]]:
     """One row per variant: timings, peak memory and their ratios to eager, or the reason why there are none."""
-    calls, memory, failures = {}, {}, {}
+    calls: dict[str, Call] = {}
+    memory: dict[str, int] = {}
+    failures: dict[str, str] = {}
     for name, layer in _layers(size, device, failures).items():
         with failures_into(failures, name):
             x = torch.randn(batch, CHANNELS, size, size, device=device, requires_grad=True)
             grad_out = torch.randn_like(x, requires_grad=False)
-            wanted = [x, *layer.parameters()]
-            calls[name] = lambda layer=layer, x=x, wanted=wanted, grad_out=grad_out: torch.autograd.grad(
-                layer(x), wanted, grad_out
-            )
+            calls[name] = _both_passes(layer, x, grad_out)
             memory[name] = peak_memory(calls[name], device, [x, grad_out, *state_of(layer)])
     calls = {name: call for name, call in calls.items() if name in memory}
     timings = time_interleaved(calls, device, rounds=rounds)
@@ -64,6 +63,11 @@ def measure(size: int, batch: int, device: torch.device, rounds: int) -> list[di
             row["memory_to_eager"] = memory[name] / memory["eager"]
         rows.append(row)
     return rows
+
+
+def _both_passes(layer: nn.Module, x: Tensor, grad_out: Tensor) -> Call:
+    wanted = [x, *layer.parameters()]
+    return lambda: torch.autograd.grad(layer(x), wanted, grad_out)
 
 
 def _layers(size: int, device: torch.device, failures: dict[str, str]) -> dict[str, nn.Module]:

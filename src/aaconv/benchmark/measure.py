@@ -80,7 +80,7 @@ def _sample(call: Call, device: torch.device, repeats: int) -> float:
     return before.elapsed_time(after) / repeats
 
 
-def graphed(call: Call, *, repeats: int = 1, pool: tuple[int, int] | None = None, warm_up: int = 3) -> Call:
+def graphed(call: Call, *, repeats: int = 1, pool: Any = None, warm_up: int = 3) -> Call:
     """The call captured into a CUDA graph, `repeats` times in a row; returns what replays it.
 
     Graphs may share a pool (torch.cuda.graph_pool_handle()) as long as none needs a result of another.
@@ -100,7 +100,8 @@ def graphed(call: Call, *, repeats: int = 1, pool: tuple[int, int] | None = None
     def replay() -> None:
         graph.replay()
 
-    replay.captured = call  # whatever the graph reads and runs must stay alive with it
+    # Whatever the graph reads and runs must stay alive with it.
+    replay.captured = call  # type: ignore[attr-defined]
     return replay
 
 

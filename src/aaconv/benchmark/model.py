@@ -109,7 +109,7 @@ def run(
     where = pick_device(device, needs_gpu="bench model")
     networks, phases = [Network.parse(text) for text in models], phases or ["infer", "train"]
     batch = batch or default_batch(where)
-    settings = {"batch": batch, "size": size, "compiled": compiled, "cpp_wrapper": cpp_wrapper}
+    settings: dict[str, Any] = {"batch": batch, "size": size, "compiled": compiled, "cpp_wrapper": cpp_wrapper}
     results = Results("model", where, json_to, **settings)
     launch_from_cpp(cpp_wrapper)
     for rows in measure(networks, phases, batch, size, compiled, where, rounds):
@@ -178,7 +178,7 @@ def _prepare(
 
 def prepare_inference(model: nn.Module, batch: int, size: int, compiled: bool, device: torch.device) -> Prepared:
     """One batch through the model in bfloat16."""
-    model = model.to(device, torch.bfloat16, memory_format=torch.channels_last).eval()
+    model = model.to(device, torch.bfloat16, memory_format=torch.channels_last).eval()  # type: ignore[call-overload]
     x = torch.randn(batch, getattr(model, "in_chans", 3), size, size, device=device, dtype=torch.bfloat16)
     x = x.contiguous(memory_format=torch.channels_last)
 
@@ -196,10 +196,10 @@ def prepare_inference(model: nn.Module, batch: int, size: int, compiled: bool, d
 
 def prepare_training(model: nn.Module, batch: int, size: int, compiled: bool, device: torch.device) -> Prepared:
     """Forward under autocast, cross entropy, backward and a step of SGD on float32 parameters."""
-    model = model.to(device, memory_format=torch.channels_last).train()
+    model = model.to(device, memory_format=torch.channels_last).train()  # type: ignore[call-overload]
     x = torch.randn(batch, getattr(model, "in_chans", 3), size, size, device=device)
     x = x.contiguous(memory_format=torch.channels_last)
-    labels = torch.randint(model.num_classes, (batch,), device=device)
+    labels = torch.randint(model.num_classes, (batch,), device=device)  # type: ignore[call-overload]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9, fused=device.type == "cuda")
 
     def loss_of(x: Tensor, labels: Tensor) -> Tensor:

@@ -38,7 +38,7 @@ class Results:
     """The rows of one benchmark, in a file after every change if there is to be one."""
 
     def __init__(self, benchmark: str, device: torch.device, json_to: str | None, **settings: Any) -> None:
-        self.head = {"benchmark": benchmark, "environment": environment(device), "settings": settings}
+        self.head: dict[str, Any] = {"benchmark": benchmark, "environment": environment(device), "settings": settings}
         self.rows: list[dict[str, Any]] = []
         self.json_to = json_to
         if json_to not in (None, "-"):

@@ -10,18 +10,20 @@ import torch._inductor.config as inductor
 
 VARIABLES = ("KINETO_LOG_LEVEL", "CUBLAS_WORKSPACE_CONFIG")
 
-_SWITCHES: dict[str, tuple[Callable[[], Any], Callable[[Any], None]]] = {
+Switch = tuple[Callable[[], Any], Callable[[Any], object]]
+"""What reads it, and what sets it."""
+
+
+def _of_cudnn(name: str) -> Switch:
+    return (lambda: getattr(torch.backends.cudnn, name)), (lambda value: setattr(torch.backends.cudnn, name, value))
+
+
+_SWITCHES: dict[str, Switch] = {
     "gradients": (torch.is_grad_enabled, torch.set_grad_enabled),
     "threads": (torch.get_num_threads, torch.set_num_threads),
     "matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "deterministic algorithms": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
-    **{
-        f"cudnn.{name}": (
-            lambda name=name: getattr(torch.backends.cudnn, name),
-            lambda value, name=name: setattr(torch.backends.cudnn, name, value),
-        )
-        for name in ("benchmark", "deterministic", "allow_tf32")
-    },
+    **{f"cudnn.{name}": _of_cudnn(name) for name in ("benchmark", "deterministic", "allow_tf32")},
     "kernels launched from C++": (lambda: inductor.cpp_wrapper, lambda value: launch_from_cpp(value)),
 }
 

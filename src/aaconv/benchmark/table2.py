@@ -75,9 +75,9 @@ def run(
     where = pick_device(device, needs_gpu="bench table2")
     networks = [Network(row.model, row.options) for row in TABLE_2]
     batch = batch or default_batch(where)
-    settings = {"batch": batch, "size": size, "compiled": compiled}
+    settings: dict[str, Any] = {"batch": batch, "size": size, "compiled": compiled}
     results = Latencies("table2", where, json_to, **settings)
-    if complete:
+    if complete and json_to is not None:
         results.keep(json_to)
         networks = networks[:1] + [network for network in networks[1:] if str(network) not in results.kept]
     for rows in measure(networks, PHASES, batch, size, compiled, where, rounds):

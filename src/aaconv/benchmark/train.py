@@ -80,8 +80,8 @@ def run(
         train_limit=images or (IMAGES["cpu"] if where.type == "cpu" else None),
         eval_limit=1024 if where.type == "cuda" else 32,
         lr=1e-4,  # noise must not make the loss explode
-        precision=precision,
-        compile=compile_mode or ("default" if where.type == "cuda" else "off"),
+        precision=precision,  # type: ignore[arg-type]
+        compile=compile_mode or ("default" if where.type == "cuda" else "off"),  # type: ignore[arg-type]
     )
     data = "CIFAR-100" if data_dir else "noise of CIFAR-100's size (--data-dir names the real images)"
     settings_of = {name: getattr(recipe, name) for name in ("batch", "precision", "compile", "channels_last")}

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from ..version import __version__
-from . import bench, completion, data, doctor, explore, export, inference, models, paper, recipes, train
+from . import bench, completion, data, doctor, explore, export, finetune, inference, models, paper, recipes, train
 from .parsing import Parser, nearest
 from .recipe_options import spell_out
 
@@ -21,7 +21,7 @@ BACKENDS = ("eager", "sdpa", "triton")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; the exit code is 0, 2 after an error (one line on stderr), 130 after Ctrl-C."""
     with suppress(AttributeError):  # a replaced stdout may have no encoding
-        sys.stdout.reconfigure(errors="replace")
+        sys.stdout.reconfigure(errors="replace")  # type: ignore[union-attr]
     try:
         chosen = _parse(sys.argv[1:] if arguments is None else arguments)
         _check_backend()
@@ -50,7 +50,20 @@ def command_line() -> Parser:
     parser.add_argument("-V", "--version", action="version", version=f"aaconv {__version__}")
     parser.expect("command")
     parser.add("demo", _demo, "train small networks with and without attention on the CPU")
-    for module in (recipes, train, inference, explore, models, paper, data, export, bench, doctor, completion):
+    for module in (
+        recipes,
+        train,
+        finetune,
+        inference,
+        explore,
+        models,
+        paper,
+        data,
+        export,
+        bench,
+        doctor,
+        completion,
+    ):
         module.add_commands(parser)
     return parser
 
@@ -58,7 +71,7 @@ def command_line() -> Parser:
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser = command_line()
     command = parser.find(words)
-    if words and words[0] == "train":
+    if words and words[0] in ("train", "finetune"):
         words = spell_out(words)
     chosen, unknown = parser.parse_known_args(words)
     if unknown:

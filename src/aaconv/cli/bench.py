@@ -33,7 +33,7 @@ def _add_attention(bench: Parser) -> None:
     attention.add_argument(
         "--shapes",
         nargs="+",
-        metavar="B:HxW:K/V[:N]",
+        metavar="B:HxW:K/V[:N][@W]",
         help="batch, map, key and value depth per head, heads (8); default: the paper's, SAM's and BoTNet's",
     )
     attention.add_argument("--precision", **one_of("precision", ("bf16", "fp16", "float32")), help="default: bf16")

@@ -76,8 +76,9 @@ def _paths(parser: Parser, path: str = "") -> Iterator[tuple[str, Parser]]:
 
 
 def _options(parser: Parser) -> Iterator[argparse.Action]:
-    """Those that can be completed: of --model.OPTION the end depends on the network."""
-    return (action for action in parser.arguments if action.option_strings and action.dest != "model_options")
+    """Those that can be completed: of --model.OPTION the end depends on the network, --augment.OPTION is alike."""
+    open_ended = ("model_options", "attention")
+    return (action for action in parser.arguments if action.option_strings and action.dest not in open_ended)
 
 
 def _words(path: str, parser: Parser) -> list[str]:

@@ -14,7 +14,7 @@ class Parser(argparse.ArgumentParser):
     def __init__(self, *args: Any, **kwargs: Any):
         self.arguments: list[argparse.Action] = []
         self.commands: dict[str, Parser] = {}
-        super().__init__(*args, **kwargs, allow_abbrev=False)
+        super().__init__(*args, **(kwargs | {"allow_abbrev": False}))
 
     def add_argument(self, *args: Any, **kwargs: Any) -> argparse.Action:
         return self.remember(super().add_argument(*args, **kwargs))

@@ -58,7 +58,7 @@ def print_recipe(name: str, *, as_json: bool = False) -> None:
     output = fitting_console()
     output.print(Text.assemble((recipe.name, "bold"), f"  {recipe.summary}"))
     row = catalogue.paper_row(recipe)
-    if row is not None:
+    if row is not None and recipe.evidence is not None:
         cells = ", ".join(f"{column} {value}" for column, value in row.cells.items() if value != "-")
         output.print(Text(f"the paper, table {recipe.evidence.table}, {row.name}: {cells}"))
     output.print(Text(f"\n  aaconv train {recipe.name}{_where(recipe)}\n", "cyan"), soft_wrap=True)

@@ -11,19 +11,20 @@ from ..recipes.recipe import Recipe
 from ..recipes.yaml_file import describe
 from .parsing import Parser, one_of
 
-MODEL_OPTION = "--model."
+MODEL_OPTION, ATTENTION_OPTION = "--model.", "--augment."
 FIXED = ("evidence",)
 """Fields that follow from others: the cell of the paper belongs to its network and data."""
 
 
-def add_options(parser: Parser) -> None:
-    """An option for each field, without defaults: what is not given is not in the namespace."""
+def add_options(parser: Parser, without: Sequence[str] = ()) -> None:
+    """An option for each field but those, without defaults: what is not given is not in the namespace."""
     group = parser.add_argument_group("fields of the recipe", "each replaces the value of the recipe")
 
     def add(*names: str, **how: Any) -> None:
         parser.remember(group.add_argument(*names, default=argparse.SUPPRESS, **how))
 
-    add("--model", metavar="NAME", help="another network; `aaconv models` lists them")
+    if "model" not in without:
+        add("--model", metavar="NAME", help="another network; `aaconv models` lists them, all of timm's are known")
     add(
         "--model.OPTION",
         dest="model_options",
@@ -33,7 +34,7 @@ def add_options(parser: Parser) -> None:
     )
     hints, texts = get_type_hints(Recipe), field_texts()
     for field in fields(Recipe):
-        if field.name not in ("model", *FIXED):
+        if field.name not in ("model", *FIXED, *without):
             about = _about(field.name, hints[field.name])
             help = _help(field, hints[field.name], texts.get(field.name))
             add("--" + field.name.replace("_", "-"), dest=field.name, help=help, **about)
@@ -59,18 +60,21 @@ def _about(name: str, hint: Any) -> dict[str, Any]:
 
 
 def spell_out(arguments: Sequence[str]) -> list[str]:
-    """`--model.num-heads 4` as `--model.OPTION=num_heads=4`: argparse has to know all names, and networks differ."""
+    """`--model.num-heads 4` as `--model.OPTION=num_heads=4`, `--augment.num-heads 4` likewise: argparse has to know all
+    names, and networks differ."""
     spelt, rest = [], iter(arguments)
     for word in rest:
-        if not word.startswith(MODEL_OPTION) or word.startswith(f"{MODEL_OPTION}OPTION"):
+        before = next((prefix for prefix in (MODEL_OPTION, ATTENTION_OPTION) if word.startswith(prefix)), None)
+        if before is None or word.startswith(f"{before}OPTION"):
             spelt.append(word)
             continue
-        name, equals, value = word.removeprefix(MODEL_OPTION).partition("=")
+        name, equals, value = word.removeprefix(before).partition("=")
         if not equals:
-            value = next(rest, None)
-            if value is None or value.startswith("--"):
+            following = next(rest, None)
+            if following is None or following.startswith("--"):
                 raise ValueError(f"{word} needs a value: {word} 4")
-        spelt.append(f"{MODEL_OPTION}OPTION={name.replace('-', '_')}={value}")
+            value = following
+        spelt.append(f"{before}OPTION={name.replace('-', '_')}={value}")
     return spelt
 
 
@@ -80,9 +84,14 @@ def given(chosen: argparse.Namespace) -> dict[str, Any]:
     values = {name: value for name, value in vars(chosen).items() if name in names}
     values = {name: tuple(value) if isinstance(value, list) else value for name, value in values.items()}
     if "model_options" in values:
-        pairs = (text.partition("=") for text in values["model_options"])
-        values["model_options"] = {name: parse_value(value) for name, _, value in pairs}
+        values["model_options"] = parse_pairs(values["model_options"])
     return values
+
+
+def parse_pairs(texts: Sequence[str]) -> dict[str, Any]:
+    """["num_heads=4", ...] as a mapping."""
+    pairs = (text.partition("=") for text in texts)
+    return {name: parse_value(value) for name, _, value in pairs}
 
 
 def parse_value(text: str) -> Any:

@@ -2,10 +2,16 @@
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from .parsing import Parser
-from .recipe_options import add_options, given
+from .parsing import Parser, one_of
+from .recipe_options import add_options, given, parse_pairs
 from .source import add_device
+
+if TYPE_CHECKING:
+    from ..recipes.pretrained import Start
+
+TRACKERS = ("trackio", "wandb")
 
 
 def add_commands(commands: Parser) -> None:
@@ -34,10 +40,40 @@ aaconv train [RECIPE | --from FILE | --resume RUN] [--run DIR]
         help="folder for the run, default: runs/NAME-seedN, numbered; after torchrun write --run-dir",
     )
     add_device(train)
-    train.add_argument("--tensorboard", action="store_true", help="write TensorBoard events into RUN/tensorboard")
+    add_start(train, "of the network, e.g. 'layer4.*.conv2'")
     train.add_argument("--record", action="store_true", help="record the result for `aaconv table` at the end")
     train.add_argument("--dry-run", action="store_true", help="print the recipe with all changes, and stop")
     add_options(train)
+
+
+def add_start(parser: Parser, where: str) -> None:
+    """What the network starts from, and who watches."""
+    parser.add_argument(
+        "--pretrained",
+        nargs="?",
+        const=True,
+        metavar="FILE",
+        help="start from the network's pretrained weights, or from those of a file",
+    )
+    parser.add_argument("--augment", metavar="WHERE", help=f"add attention to these convolutions; {where}")
+    parser.add_argument(
+        "--augment.OPTION",
+        dest="attention",
+        action="append",
+        default=[],
+        metavar="VALUE",
+        help="a keyword of augment: --augment.qk-norm true --augment.combine concat",
+    )
+    parser.add_argument("--tensorboard", action="store_true", help="write TensorBoard events into RUN/tensorboard")
+    parser.add_argument("--track", **one_of("tracker", TRACKERS), help="also report to trackio or wandb, if installed")
+
+
+def start_of(chosen: argparse.Namespace) -> "Start":
+    """What the options of add_start ask for."""
+    from ..recipes.pretrained import Start
+
+    where = None if chosen.augment in (None, "none") else chosen.augment
+    return Start(chosen.pretrained or False, where, parse_pairs(chosen.attention))
 
 
 def _train(chosen: argparse.Namespace) -> None:
@@ -49,18 +85,20 @@ def _train(chosen: argparse.Namespace) -> None:
     from ..training import launch
 
     changes = given(chosen)
-    how = {"device": chosen.device, "tensorboard": chosen.tensorboard, "record": chosen.record}
+    how = {"device": chosen.device, "tensorboard": chosen.tensorboard, "track": chosen.track, "record": chosen.record}
     if chosen.resume is not None:
         others = {
             "a recipe": chosen.recipe,
             "--from": chosen.source,
             "--run": chosen.folder,
             "--dry-run": chosen.dry_run,
+            "--pretrained": chosen.pretrained,
+            "--augment": chosen.augment or chosen.attention,
         }
         launch.check_unchanged(changes, others)
         launch.start(Path(chosen.resume), None, **how)
         return
-    recipe = launch.choose(chosen.recipe, chosen.source, changes, chosen.device)
+    recipe = launch.choose(chosen.recipe, chosen.source, changes, chosen.device, start_of(chosen))
     if chosen.dry_run:
         print(to_yaml(recipe), end="")
         return

@@ -4,7 +4,8 @@ The model runs once, batch 1, on meta tensors (shapes without storage), and ever
 `flops.py`. A multiply-add is two FLOPs; timm, fvcore and many papers count it as one, so their figures are half of
 ours. `flops` is the paper's count, `true_flops` the same plus every batched matrix product. The attention of an
 AAConv2d is counted by the paper's listing, whichever backend runs it: torch's FlopCounterMode also counts what the sdpa
-form adds to the depth of the keys. Map memory is that of maps in bfloat16, 2 heads (height * width)^2 bytes per layer.
+form adds to the depth of the keys. Map memory is that of maps in bfloat16, 2 heads (height * width)^2 bytes per layer,
+or 2 heads height * width times the keys of a window.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import functools
 import warnings
 from collections import defaultdict
 from collections.abc import Callable
+from typing import Any
 
 import timm
 import torch
@@ -37,6 +39,9 @@ def count(
 
     `size` defaults to the model's own (timm's pretrained_cfg, else 224 x 224), `channels` to those of its first
     convolution. The model keeps its weights, device and mode; nothing of real size is allocated.
+
+    >>> count(nn.Conv2d(3, 8, 3, padding=1), (32, 32)).params
+    224
     """
     model = dry_run.uncompiled(model)
     name = name or type(model).__name__
@@ -45,7 +50,7 @@ def count(
         twin, counter = _run(model, channels, height, width)
     except (RuntimeError, AssertionError, ArithmeticError) as error:
         smallest = _smallest_size(model, channels, height, width) if isinstance(error, _EmptyMapError) else None
-        if smallest is None:
+        if smallest is None or not isinstance(error, _EmptyMapError):
             raise ValueError(f"{name} does not run on {channels} x {height} x {width} images: {error}") from error
         raise ValueError(
             f"size {height} x {width} is too small for {name}: layer {error.layer} would be empty; "
@@ -57,7 +62,7 @@ def count(
     return Cost(name, (height, width), **totals, attention=_attention(twin, counter, layers), layers=layers)
 
 
-def count_named(name: str, size: tuple[int, int] | None = None, **options) -> Cost:
+def count_named(name: str, size: tuple[int, int] | None = None, **options: Any) -> Cost:
     """Count a registered model, built for `size` with `options`, without allocating its weights; remembered."""
     check_name(name)
     if size is None and timm.is_model(name):
@@ -66,11 +71,11 @@ def count_named(name: str, size: tuple[int, int] | None = None, **options) -> Co
 
 
 @functools.cache
-def _count_named(name: str, size: tuple[int, int] | None, **options) -> Cost:
+def _count_named(name: str, size: tuple[int, int] | None, **options: Any) -> Cost:
     return count(build(name, size, **options), size, name=name)
 
 
-def build(name: str, size: tuple[int, int] | None = None, **options) -> nn.Module:
+def build(name: str, size: tuple[int, int] | None = None, **options: Any) -> nn.Module:
     """A registered model over meta tensors. Models whose parameters depend on the image size are built for `size`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RatioWarning)  # the count shows what a ratio came to
@@ -124,18 +129,19 @@ class _Counter(TorchDispatchMode):
                 module.qkv.register_forward_hook(functools.partial(self._attend, name, module))
                 module.project.register_forward_pre_hook(self._attended)
 
-    def _enter(self, name: str, module: nn.Module, inputs) -> None:
+    def _enter(self, name: str, module: nn.Module, inputs: Any) -> None:
         self.running.append(name)
 
-    def _leave(self, name: str, module: nn.Module, inputs, output) -> None:
+    def _leave(self, name: str, module: nn.Module, inputs: Any, output: Any) -> None:
         self.running.pop()
         if isinstance(output, Tensor):
             self.outputs[name] = tuple(output.shape)
 
-    def _attend(self, name: str, layer: AAConvNd, _, inputs, qkv: Tensor) -> None:
+    def _attend(self, name: str, layer: AAConvNd, _: nn.Module, inputs: Any, qkv: Tensor) -> None:
         self.inside_attention = True
         height, width = qkv.shape[-2:]
         self.maps[name] = (height, width)
+        rows, columns = layer.window.keys(height, width) if layer.window else (height, width)
         self.ops[name] += attention_ops(
             height,
             width,
@@ -143,15 +149,16 @@ class _Counter(TorchDispatchMode):
             key_channels=layer.key_channels,
             value_channels=layer.value_channels,
             relative_lengths=[
-                length for length, table in ((height, layer.rel_h), (width, layer.rel_w)) if table is not None
+                length for length, table in ((rows, layer.rel_h), (columns, layer.rel_w)) if table is not None
             ],
             share_heads=layer.share_heads,
+            keys=rows * columns,
         )
 
-    def _attended(self, _, inputs) -> None:
+    def _attended(self, _: nn.Module, inputs: Any) -> None:
         self.inside_attention = False
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         operation, kwargs = func.overloadpacket, kwargs or {}
         if operation is aten.native_batch_norm:  # free, and torch takes most of a pass to find the shape it knows
             x = args[0]
@@ -204,7 +211,8 @@ def _smallest_size(model: nn.Module, channels: int, height: int, width: int) -> 
 
 
 def _layers(model: nn.Module, counter: _Counter) -> list[LayerCost]:
-    layers, counted = [], set()
+    layers: list[LayerCost] = []
+    counted: set[int] = set()
     for name, module in model.named_modules():
         own = [parameter for parameter in module.parameters(recurse=False) if id(parameter) not in counted]
         counted.update(map(id, own))

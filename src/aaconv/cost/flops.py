@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,15 +44,18 @@ def attention_ops(
     value_channels: int,
     relative_lengths: Sequence[int],
     share_heads: bool,
+    keys: int | None = None,
 ) -> Ops:
     """The paper's listing from q, k, v to the heads' outputs, for one image.
 
     Scaling q, Q K^T, softmax, A V, and for each axis with a relative table (of 2 length - 1 rows) its logits and adding
-    them. A table shared by the heads makes these a 2-D product, one per head a batched one.
+    them. A table shared by the heads makes these a 2-D product, one per head a batched one. keys: so many that a pixel
+    sees, all of them without a window.
     """
     n = height * width
-    maps = num_heads * n * n
-    ops = Ops(n * key_channels + 5 * maps, 2 * n * n * (key_channels + value_channels), BYTES_PER_MAP_ELEMENT * maps)
+    keys = n if keys is None else keys
+    maps = num_heads * n * keys
+    ops = Ops(n * key_channels + 5 * maps, 2 * n * keys * (key_channels + value_channels), BYTES_PER_MAP_ELEMENT * maps)
     for length in relative_lengths:
         relative_logits = 2 * n * key_channels * (2 * length - 1)
         ops += Ops(flops=maps)
@@ -59,42 +63,42 @@ def attention_ops(
     return ops
 
 
-def _convolution(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *args) -> Ops:
+def _convolution(out: Tensor, x: Tensor, weight: Tensor, bias: Tensor | None, *args: Any) -> Ops:
     transposed = args[3]
     positions = x if transposed else out
     return Ops(2 * positions.numel() * math.prod(weight.shape[1:]) + (0 if bias is None else out.numel()))
 
 
-def _matmul(out: Tensor, a: Tensor, b: Tensor, **_) -> Ops:
+def _matmul(out: Tensor, a: Tensor, b: Tensor, **_: Any) -> Ops:
     return Ops(2 * out.numel() * a.shape[-1])
 
 
-def _add_matmul(out: Tensor, bias: Tensor, a: Tensor, b: Tensor, **_) -> Ops:
+def _add_matmul(out: Tensor, bias: Tensor, a: Tensor, b: Tensor, **_: Any) -> Ops:
     return Ops(2 * out.numel() * a.shape[-1] + out.numel())
 
 
-def _batched_matmul(out: Tensor, a: Tensor, b: Tensor, **_) -> Ops:
+def _batched_matmul(out: Tensor, a: Tensor, b: Tensor, **_: Any) -> Ops:
     return Ops(batched_flops=2 * out.numel() * a.shape[-1])
 
 
-def _add_batched_matmul(out: Tensor, bias: Tensor, a: Tensor, b: Tensor, **_) -> Ops:
+def _add_batched_matmul(out: Tensor, bias: Tensor, a: Tensor, b: Tensor, **_: Any) -> Ops:
     return Ops(flops=out.numel(), batched_flops=2 * out.numel() * a.shape[-1])
 
 
-def _pooling(out: Tensor | tuple[Tensor, ...], x: Tensor, kernel: list[int], *_, **__) -> Ops:
+def _pooling(out: Tensor | tuple[Tensor, ...], x: Tensor, kernel: list[int], *_: Any, **__: Any) -> Ops:
     pooled = out if isinstance(out, Tensor) else out[0]
     return Ops(pooled.numel() * kernel[0] * kernel[-1])
 
 
-def _per_input(out, x: Tensor, *_, **__) -> Ops:
+def _per_input(out: Any, x: Tensor, *_: Any, **__: Any) -> Ops:
     return Ops(x.numel())
 
 
-def _per_output(out: Tensor, *_, **__) -> Ops:
+def _per_output(out: Tensor, *_: Any, **__: Any) -> Ops:
     return Ops(out.numel() if out.is_floating_point() else 0)
 
 
-def _softmax(out: Tensor, *_, **__) -> Ops:
+def _softmax(out: Tensor, *_: Any, **__: Any) -> Ops:
     """[..., n, m] is taken for attention maps, [batch, classes] is not."""
     return Ops(5 * out.numel(), map_bytes=BYTES_PER_MAP_ELEMENT * out.numel() if out.dim() > 2 else 0)
 

@@ -22,7 +22,12 @@ Setting = tuple[str, tuple[int, int], dict[str, Any]]
 
 
 def cost_of(name: str, size: tuple[int, int] | None = None, **options: Any) -> Totals:
-    """What a registered model costs, built for `size` (default: its own) with `options`; counted where not known."""
+    """What a registered model costs, built for `size` (default: its own) with `options`; counted where not known.
+
+    >>> cost = cost_of("aa_resnet50")
+    >>> cost.params, round(cost.gflops, 2), round(cost.true_gflops, 2)
+    (25809392, 8.32, 8.46)
+    """
     found = _known().get(_key(name, size, options))
     if found is not None:
         return found
@@ -38,7 +43,7 @@ def known_models() -> list[str]:
 
 def pretrained() -> dict[str, str]:
     """Model -> what its weights that come with the package reach; as timm's cfg describes them, without timm."""
-    found = {}
+    found: dict[str, str] = {}
     for file in sorted(WEIGHTS.glob("[!.]*.json")):
         facts = json.loads(file.read_text(encoding="utf-8"))
         if file.with_suffix(".safetensors").is_file():
@@ -79,9 +84,9 @@ def read(file: Path = FILE) -> dict[str, list[dict[str, Any]]]:
 
 @cache
 def _known() -> dict[str, Totals]:
-    models = [(record, {}, None) for record in read()["models"]]
+    models: list[tuple[dict[str, Any], dict[str, Any], Any]] = [(record, {}, None) for record in read()["models"]]
     variants = [(record, record["options"], tuple(record["size"])) for record in read()["variants"]]
-    found = {}
+    found: dict[str, Totals] = {}
     for record, options, size in [*models, *variants]:
         about = {name: value for name, value in record.items() if name != "options"}
         about |= {

@@ -1,5 +1,6 @@
 """What all loaders have in common: which images a step takes, and where random numbers come from."""
 
+import random
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -27,6 +28,7 @@ class Loader(ABC):
         seed: int = 0,
         rank: int = 0,
         world_size: int = 1,
+        repeats: int = 1,
     ) -> None:
         if batch_size < 1:
             raise ValueError(f"batch_size must be at least 1, got {batch_size}")
@@ -38,7 +40,7 @@ class Loader(ABC):
             there, wanted = plural(len(dataset), "image"), batch_size * world_size
             raise ValueError(f"{there} do not fill one batch of {wanted:,}; lower --batch to at most {len(dataset):,}")
         self.dataset, self.batch_size, self.train, self.seed = dataset, batch_size, train, seed
-        self.device, self.rank, self.world_size = torch.device(device), rank, world_size
+        self.device, self.rank, self.world_size, self.repeats = torch.device(device), rank, world_size, repeats
         self.normalize = Normalize(dataset.mean, dataset.std, dtype).to(self.device)
 
     def __len__(self) -> int:
@@ -69,7 +71,9 @@ class Loader(ABC):
 
     def _order(self, generator: torch.Generator) -> Tensor:
         number = len(self.dataset)
-        return torch.randperm(number, generator=generator) if self.train else torch.arange(number)
+        if not self.train:
+            return torch.arange(number)
+        return torch.randperm(number, generator=generator).repeat_interleave(self.repeats)[:number]
 
 
 def mix(*numbers: int) -> int:
@@ -79,11 +83,19 @@ def mix(*numbers: int) -> int:
 
 @contextmanager
 def drawing_from(*numbers: int) -> Iterator[None]:
-    """Within it torch's random numbers on the CPU follow from these; afterwards they continue as before."""
+    """Within it random numbers on the CPU, torch's, Python's and numpy's, follow from these; afterwards they continue
+    as before."""
+    seed, python, arrays = mix(*numbers), random.getstate(), np.random.get_state()
     with torch.random.fork_rng(devices=[]):
         # Not torch.manual_seed: that would reach the GPU's generator as well, which the network uses.
-        torch.default_generator.manual_seed(mix(*numbers))
-        yield
+        torch.default_generator.manual_seed(seed)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        try:
+            yield
+        finally:
+            random.setstate(python)
+            np.random.set_state(arrays)
 
 
 def to_device(tensor: Tensor, device: torch.device) -> Tensor:

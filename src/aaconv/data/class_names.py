@@ -20,5 +20,5 @@ GOLDEN = 0.61803398875
 
 def class_colour(label: int) -> tuple[int, int, int]:
     """Neighbouring labels have colours far apart; bright enough for dark letters on them."""
-    rgb = colorsys.hls_to_rgb(label * GOLDEN % 1, 0.66, 0.85)
-    return tuple(round(255 * value) for value in rgb)
+    red, green, blue = (round(255 * value) for value in colorsys.hls_to_rgb(label * GOLDEN % 1, 0.66, 0.85))
+    return red, green, blue

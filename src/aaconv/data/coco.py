@@ -104,17 +104,19 @@ def open_detection(
             raise ValueError(f"the data set coco has no option {next(iter(options))!r}; it has none")
         return _open_coco(_coco_root(rest, data_dir), split)
     if name == "shapes":
-        return from_arrays(open_dataset("shapes", None, split, **options))
+        shapes = open_dataset("shapes", None, split, **options)
+        assert isinstance(shapes, ArrayDataset)
+        return from_arrays(shapes)
     if Path(name).is_dir() and (Path(name) / "annotations").is_dir():
         return _open_coco(Path(name), split)
     near = get_close_matches(name, ("shapes", "coco"), n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(NAMES)}"
-    raise ValueError(f"there is no data set with boxes named {name!r}; {hint}")
+    raise ValueError(f"unknown data set with boxes {name!r}; {hint}")
 
 
 def from_arrays(dataset: ArrayDataset) -> DetectionDataset:
     """A small data set whose objects have boxes."""
-    if dataset.boxes is None:
+    if dataset.boxes is None or dataset.kinds is None:
         raise ValueError(f"the data set {dataset.name} has no boxes")
     number, height, width = dataset.images.shape[:3]
     sides = dataset.boxes[..., 2:] - dataset.boxes[..., :2]
@@ -180,7 +182,7 @@ def read_annotations(file: str | Path, folder: str | Path) -> DetectionDataset:
     """The images of a COCO annotation file, which lie in `folder`."""
     file = Path(file)
     content = read_json(file)
-    lists = {name: content.get(name) if isinstance(content, dict) else None for name in _FIELDS}
+    lists: dict[str, Any] = {name: content.get(name) if isinstance(content, dict) else None for name in _FIELDS}
     for name, entries in lists.items():
         if not isinstance(entries, list):
             raise ValueError(f"{file} is not in COCO's format: it has no list of {name!r}")
@@ -214,8 +216,8 @@ def _by_id(file: Path, what: str, entries: list[dict]) -> dict[int, dict]:
     found: dict[int, dict] = {}
     for entry in entries:
         if not is_whole(entry["id"]):
-            found = repr(entry["id"])[:40]
-            raise ValueError(f"{file}: the id of an entry of {what!r} must be a whole number, got {found}")
+            wrong = repr(entry["id"])[:40]
+            raise ValueError(f"{file}: the id of an entry of {what!r} must be a whole number, got {wrong}")
         if entry["id"] in found:
             raise ValueError(f"{file}: the id {entry['id']} stands twice in {what!r}")
         found[entry["id"]] = entry

@@ -136,7 +136,7 @@ def open_dataset(name: str, data_dir: str | Path | None = None, split: str = "tr
     hint = f"choose one of {', '.join(NAMES)}"
     if near := get_close_matches(kind, OPENERS, n=1):
         hint = f"did you mean {near[0] + '/' + (rest or 'PATH') if near[0] in WITH_PATH else near[0]!r}?"
-    raise ValueError(f"there is no data set or folder {name!r}; {hint}")
+    raise ValueError(f"unknown data set or folder {name!r}; {hint}")
 
 
 def _check_options(kind: str, options: dict[str, Any]) -> None:
@@ -291,7 +291,7 @@ def _open_hugging_face(rest: str, data_dir: str | Path | None, split: str, **opt
     return FileDataset(rest, reader, tuple(classes))
 
 
-def _hugging_face_reader(rest: str, data_dir: str | Path | None, splits: Sequence[str], options: dict[str, str]) -> Any:
+def _hugging_face_reader(rest: str, data_dir: str | Path | None, splits: Sequence[str], options: dict[str, Any]) -> Any:
     """timm's reader of the first of the splits that the data set has."""
     root = None if data_dir is None else str(data_dir)
     for split in splits:

@@ -36,7 +36,7 @@ class Targets(NamedTuple):
     boxes: Tensor
     labels: Tensor
     sizes: Tensor
-    index: Tensor
+    index: Tensor  # type: ignore[assignment]
 
 
 Batch = tuple[Tensor, Targets]

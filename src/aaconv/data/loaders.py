@@ -5,9 +5,10 @@
 
 `images` is normalised, [batch, 3, height, width], channels_last; `labels` int64 [batch]. A loader keeps no position: to
 resume a run in the middle of an epoch, ask for the step. Training shuffles, augments, and drops what does not fill a
-batch. Step s of an epoch takes the images at places s G to (s + 1) G - 1 of its order, G = batch_size x world_size, and
-rank r the r-th part of them, so that one process and many with the same G see the same batches. Evaluation takes every
-image once: rank r the images r, r + world_size, ... in their order, the last batch as small as it comes out.
+batch; a Policy lets it do more (policy.py). Step s of an epoch takes the images at places s G to (s + 1) G - 1 of its
+order, G = batch_size x world_size, and rank r the r-th part of them, so that one process and many with the same G see
+the same batches. Evaluation takes every image once: rank r the images r, r + world_size, ... in their order, the last
+batch as small as it comes out.
 """
 
 from collections.abc import Iterator
@@ -18,13 +19,17 @@ import torch
 from torch import Tensor
 from torchvision.transforms import v2
 
-from .base_loader import Loader, mix, to_device
+from .base_loader import Loader, drawing_from, mix, to_device
 from .datasets import ArrayDataset, Dataset
 from .images import MAX_UNREADABLE
-from .transforms import CropAndFlip, cut_batch, eval_transform, inception_train, pad_images
+from .policy import BatchPolicy, Policy, on_device, policy_transform
+from .transforms import CropAndFlip, cifar_train, cut_batch, eval_transform, inception_train, pad_images
 from .workers import SampleLoader, Samples
 
 Batch = tuple[Tensor, Tensor]
+CHANGED = 1
+"""Beside the numbers that random ones follow from: for what else is drawn at the same place."""
+PLAIN = Policy()
 
 
 class DeviceLoader(Loader):
@@ -35,18 +40,27 @@ class DeviceLoader(Loader):
     """
 
     def __init__(
-        self, dataset: ArrayDataset, batch_size: int, *, augmentation: CropAndFlip | None = None, **options: Any
+        self,
+        dataset: ArrayDataset,
+        batch_size: int,
+        *,
+        augmentation: CropAndFlip | None = None,
+        change: v2.Transform | None = None,
+        **options: Any,
     ) -> None:
         super().__init__(dataset, batch_size, **options)
+        self.change = change
         plain = CropAndFlip(pad=0, flip=False)
         self.augmentation = (augmentation or dataset.augmentation) if self.train else plain
-        self.size = tuple(dataset.images.shape[1:3])
+        self.size = dataset.images.shape[1], dataset.images.shape[2]
         self.padded = pad_images(dataset.images.to(self.device), self.augmentation.pad, dataset.mean)
         self.labels = dataset.labels.to(self.device)
 
     def batches(self, epoch: int = 0, first_step: int = 0) -> Iterator[Batch]:
         steps, plan = self._steps(epoch, first_step), to_device(self.plan(epoch), self.device)
-        return (self.load(plan[:, self._places(step)]) for step in steps)
+        if self.change is None:
+            return (self.load(plan[:, self._places(step)]) for step in steps)
+        return (self._load_changed(plan, epoch, self._places(step)) for step in steps)
 
     def plan(self, epoch: int) -> Tensor:
         """int64 [4, number]: for each place in an epoch's order the image, its top and left edge, mirrored or not."""
@@ -61,6 +75,16 @@ class DeviceLoader(Loader):
         images = cut_batch(self.padded, self.size, *plan)
         return self.normalize(images.permute(0, 3, 1, 2)), self.labels[plan[0]]
 
+    def _load_changed(self, plan: Tensor, epoch: int, places: slice) -> Batch:
+        """The same, each image changed by itself: its random numbers follow from its place in the epoch."""
+        images = cut_batch(self.padded, self.size, *plan[:, places]).permute(0, 3, 1, 2)
+        changed = []
+        assert self.change is not None
+        for place, image in zip(range(places.start, places.stop), images, strict=True):
+            with drawing_from(self.seed, epoch, place, CHANGED):
+                changed.append(self.change(image))
+        return self.normalize(torch.stack(changed)), self.labels[plan[0, places]]
+
 
 class WorkerLoader(SampleLoader):
     """Images decoded and transformed one by one in `workers` processes: (images, labels int64 [batch])."""
@@ -68,7 +92,8 @@ class WorkerLoader(SampleLoader):
     def __init__(self, dataset: Dataset, batch_size: int, *, transform: v2.Transform, **options: Any) -> None:
         super().__init__(dataset, batch_size, samples=partial(_Transformed, dataset, transform), **options)
 
-    def pack(self, images: Tensor, labels: Tensor) -> Batch:
+    def pack(self, images: Tensor, *others: Tensor) -> Batch:
+        (labels,) = others
         return images, labels
 
 
@@ -94,15 +119,30 @@ def make_loader(
     size: int | None = None,
     workers: int = 4,
     max_unreadable: int = MAX_UNREADABLE,
+    policy: Policy = PLAIN,
     **options: Any,
-) -> Loader:
+) -> Loader | BatchPolicy:
     """The loader that suits a data set: on the device if it is a small one, with Inception's augmentation otherwise.
+
+    policy: what training does to the images besides; labels are float [batch, classes] where it mixes them.
 
     `size` is that of the images that come out, by default 224; a small data set in its own size, the default, stays on
     the device. Options are those of `Loader`: device, dtype, seed, rank, world_size.
     """
-    if isinstance(dataset, ArrayDataset) and size in (None, *dataset.images.shape[1:2]):
-        return DeviceLoader(dataset, batch_size, train=train, **options)
-    transform = (inception_train if train else eval_transform)(size or 224)
-    more = {"workers": workers, "max_unreadable": max_unreadable, **options}
-    return WorkerLoader(dataset, batch_size, transform=transform, train=train, **more)
+    policy = policy if train else PLAIN
+    options |= {"train": train, "repeats": policy.repeats}
+    small = dataset if isinstance(dataset, ArrayDataset) and size in (None, *dataset.images.shape[1:2]) else None
+    loader: Loader
+    if small is not None and on_device(policy.auto):
+        loader = DeviceLoader(small, batch_size, change=policy_transform(policy.auto, dataset.mean), **options)
+    else:
+        crop = _small_crop(small) if small is not None else (inception_train if train else eval_transform)(size or 224)
+        parts = [crop, policy_transform(policy.auto, dataset.mean)] if policy.auto else [crop]
+        more = {"workers": workers, "max_unreadable": max_unreadable, **options}
+        loader = WorkerLoader(dataset, batch_size, transform=v2.Compose(parts), **more)
+    return BatchPolicy(loader, policy, len(dataset.classes)) if policy.changes_batches else loader
+
+
+def _small_crop(dataset: ArrayDataset) -> v2.Transform:
+    """What DeviceLoader does to an image, for one at a time."""
+    return cifar_train(dataset.images.shape[1], dataset.augmentation, dataset.mean)

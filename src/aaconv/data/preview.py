@@ -18,8 +18,10 @@ from torchvision.transforms.v2.functional import resize
 from ..utils import figures
 from .class_names import class_colour, class_title
 from .coco import DetectionDataset, Objects, open_detection
-from .datasets import Dataset, open_dataset
+from .datasets import ArrayDataset, Dataset, open_dataset
 from .images import Skipped, UnreadableImage
+from .loaders import make_loader
+from .policy import Policy
 
 INK, PALE, BOX = "#222222", "#6b6b6b", "#ffffff"
 STYLE = {"font.family": "sans-serif", "font.size": 9, "text.color": INK}
@@ -30,12 +32,12 @@ LARGEST_SIDE = 1000  # pixels of an image that is kept; its cell has fewer
 
 
 class Example(NamedTuple):
-    """An image, made smaller if it was large, its (height, width) before, and its label or its objects."""
+    """An image, made smaller if it was large, its (height, width) before, and its label, its objects or a caption."""
 
-    index: int
+    index: int  # type: ignore[assignment]
     image: Tensor
     size: tuple[int, int]
-    shown: int | Objects
+    shown: int | Objects | str
 
 
 def save(
@@ -46,8 +48,13 @@ def save(
     split: str = "train",
     count: int = 24,
     seed: int = 0,
+    size: int | None = None,
+    policy: Policy | None = None,
 ) -> Path:
-    """Draw `count` examples, chosen (and for shapes drawn) by the seed, into an image file that is replaced whole."""
+    """Draw `count` examples, chosen (and for shapes drawn) by the seed, into an image file that is replaced whole.
+
+    policy: as training sees them with it, in this size.
+    """
     path = Path(path)
     figures.check_ending(path, (".png", ".jpg", ".webp", ".svg", ".pdf"))
     if not 1 <= count <= MAX_COUNT:
@@ -55,16 +62,23 @@ def save(
     if seed < 0:
         raise ValueError(f"seed must be at least 0, got {seed}")
     if name.partition("/")[0] == "coco":
-        dataset = open_detection(name, data_dir, split)
+        dataset: Dataset | DetectionDataset = open_detection(name, data_dir, split)
     else:
         dataset = open_dataset(name, data_dir, split, **({"seed": seed} if name == "shapes" else {}))
-    figures.write(lambda: sheet(dataset, split, count=count, seed=seed), path, STYLE)
+    examples = None
+    if policy is not None:
+        if isinstance(dataset, DetectionDataset):
+            raise ValueError("only images of classes can be shown augmented; leave that out for coco")
+        examples = _augmented(dataset, min(count, len(dataset)), seed, size, policy)
+    figures.write(lambda: sheet(dataset, split, count=count, seed=seed, examples=examples), path, STYLE)
     return path
 
 
-def sheet(dataset: Dataset | DetectionDataset, split: str, *, count: int, seed: int) -> Figure:
+def sheet(
+    dataset: Dataset | DetectionDataset, split: str, *, count: int, seed: int, examples: list[Example] | None = None
+) -> Figure:
     """A grid of examples under a line about the data set; unreadable images are skipped like in training."""
-    examples = _examples(dataset, min(count, len(dataset)), seed)
+    examples = examples or _examples(dataset, min(count, len(dataset)), seed)
     columns = min(len(examples), max(4, math.ceil(math.sqrt(1.5 * len(examples)))))
     rows = math.ceil(len(examples) / columns)
     width = max(columns * CELL - (CELL - SIDE), 4.5) + 2 * MARGIN
@@ -77,7 +91,9 @@ def sheet(dataset: Dataset | DetectionDataset, split: str, *, count: int, seed: 
         left = MARGIN + column * CELL
         top = HEADER + row * (CELL + CAPTION)
         axes = figure.add_axes((left / width, 1 - (top + SIDE) / height, SIDE / width, SIDE / height))
-        if isinstance(shown, Objects):
+        if isinstance(shown, str):
+            _show(axes, image, size, shown)
+        elif isinstance(shown, Objects):
             _show(axes, image, size, _most_frequent(shown, dataset.classes))
             _draw_objects(axes, shown)
         else:
@@ -93,7 +109,7 @@ def _examples(dataset: Dataset | DetectionDataset, count: int, seed: int) -> lis
     for index in order:
         try:
             image, shown = dataset[index]
-            examples.append(Example(index, _shrunk(image), tuple(image.shape[1:]), shown))
+            examples.append(Example(index, _shrunk(image), (image.shape[1], image.shape[2]), shown))
         except UnreadableImage as image:
             skipped.add(image)
         if len(examples) == count:
@@ -102,6 +118,26 @@ def _examples(dataset: Dataset | DetectionDataset, count: int, seed: int) -> lis
         name, reason = next(iter(skipped.reasons.items()))
         raise OSError(f"none of the {len(skipped)} images of {dataset.name} can be read; the first is {name}: {reason}")
     return examples
+
+
+def _augmented(dataset: Dataset, count: int, seed: int, size: int | None, policy: Policy) -> list[Example]:
+    """The first images of a training epoch, as a network would get them."""
+    count += count % 2 if policy.mixes else 0
+    loader = make_loader(dataset, min(count, len(dataset)), train=True, size=size, workers=0, seed=seed, policy=policy)
+    images, labels = next(iter(loader.batches()))
+    mean, std = (torch.tensor(values)[:, None, None] for values in (dataset.mean, dataset.std))
+    pixels = (images.float() * std + mean).mul(255).round().clamp(0, 255).to(torch.uint8)
+    captions = (_caption(label, dataset.classes) for label in labels)
+    return [Example(-1, _shrunk(one), tuple(one.shape[1:]), text) for one, text in zip(pixels, captions, strict=True)]
+
+
+def _caption(label: Tensor, classes: tuple[str, ...]) -> str:
+    """The class of an image, or of a mixed one both, with the larger share first."""
+    if not label.is_floating_point():
+        return class_title(classes[int(label)])
+    there = label > label.min() + 1e-6  # more than its smoothing gives to all
+    largest = label.argsort(descending=True, stable=True)[:2].tolist()
+    return " + ".join(class_title(classes[index]) for index in largest if there[index])
 
 
 def _shrunk(image: Tensor) -> Tensor:
@@ -144,8 +180,8 @@ def _draw_objects(axes: Axes, objects: Objects) -> None:
         axes.add_patch(Rectangle((x0 - 0.5, y0 - 0.5), x1 - x0, y1 - y0, fill=False, edgecolor=colour, linewidth=0.9))
 
 
-def _draw_boxes(axes: Axes, dataset: Dataset, index: int) -> None:
-    if getattr(dataset, "boxes", None) is None:
+def _draw_boxes(axes: Axes, dataset: Dataset | DetectionDataset, index: int) -> None:
+    if not isinstance(dataset, ArrayDataset) or dataset.boxes is None or dataset.kinds is None:
         return
     width, height = dataset.images.shape[2], dataset.images.shape[1]
     for (x0, y0, x1, y1), kind in zip(dataset.boxes[index].tolist(), dataset.kinds[index].tolist(), strict=True):

@@ -111,7 +111,9 @@ def _scan(shard: Path) -> list[Entry]:
                 if member.size < 0 or member.offset_data + member.size > file.size:
                     raise tarfile.ReadError(f"{member.name[:80]} ends beyond the end of the file")
                 if ending.lower() == "cls":
-                    labels[key] = int(tar.extractfile(member).read(LABEL_BYTES + 1)[: LABEL_BYTES + 1])
+                    content = tar.extractfile(member)
+                    assert content is not None  # of a regular file
+                    labels[key] = int(content.read(LABEL_BYTES + 1)[: LABEL_BYTES + 1])
                 elif ending.lower() in IMAGE_ENDINGS:
                     images[key] = member.offset_data, member.size
     except (tarfile.TarError, ValueError, OverflowError) as error:
@@ -128,9 +130,9 @@ class _Bounded(io.FileIO):
         super().__init__(path)
         self.size = path.stat().st_size
 
-    def read(self, size: int = -1) -> bytes:
+    def read(self, size: int | None = -1) -> bytes:
         left = max(0, self.size - self.tell())
-        return super().read(left if size < 0 else min(size, left))
+        return super().read(left if size is None or size < 0 else min(size, left))
 
 
 def _short(number: int) -> str:

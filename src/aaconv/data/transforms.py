@@ -87,11 +87,14 @@ def cut_batch(padded: Tensor, size: tuple[int, int], image: Tensor, top: Tensor,
 class Normalize(nn.Module):
     """uint8 [batch, 3, height, width] -> `dtype`, mean 0 and standard deviation 1 over the data set, channels_last."""
 
+    scale: Tensor
+    shift: Tensor
+
     def __init__(self, mean: Sequence[float], std: Sequence[float], dtype: torch.dtype = torch.float32) -> None:
         super().__init__()
-        mean, std = (torch.tensor(values)[:, None, None] for values in (mean, std))
-        self.register_buffer("scale", 1 / (255 * std), persistent=False)
-        self.register_buffer("shift", -mean / std, persistent=False)
+        means, stds = (torch.tensor(values)[:, None, None] for values in (mean, std))
+        self.register_buffer("scale", 1 / (255 * stds), persistent=False)
+        self.register_buffer("shift", -means / stds, persistent=False)
         self.dtype = dtype
 
     def forward(self, images: Tensor) -> Tensor:

@@ -62,7 +62,7 @@ class Samples(ABC, Generic[Sample]):
             raise ValueError(f"workers must be at least 0, got {workers}")
         workers = min(workers, cores())
         return DataLoader(
-            self,
+            self,  # type: ignore[arg-type]
             batch_sampler=batches,
             num_workers=workers,
             prefetch_factor=prefetch if workers else None,

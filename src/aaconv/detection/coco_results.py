@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from ..utils.numbers import is_number, is_whole
 from .postprocess import Detections
 
 Result = dict[str, Any]
+Scorer = Literal["faster_coco_eval", "pycocotools"]
 FILE_NAME = "detections.json"
 METRICS = ("mAP", "mAP50", "mAP75", "mAP_small", "mAP_medium", "mAP_large")
 TORCHMETRICS = dict(zip(METRICS, ("map", "map_50", "map_75", "map_small", "map_medium", "map_large"), strict=True))
@@ -73,7 +74,7 @@ def _is_result(result: Any) -> bool:
     return isinstance(box, list) and len(box) == 4 and all(map(is_number, [*box, result.get("score")]))
 
 
-def scorer() -> str | None:
+def scorer() -> Scorer | None:
     """The package that computes mAP here, None where there is none that works."""
     return _find_scorer()[0]
 
@@ -84,9 +85,9 @@ def why_no_scorer() -> str:
 
 
 @cache
-def _find_scorer() -> tuple[str | None, str]:
+def _find_scorer() -> tuple[Scorer | None, str]:
     """The package and what is wrong with those before it; tried, since one may be there without its compiled part."""
-    packages = [name for name in ("faster_coco_eval", "pycocotools") if importlib.util.find_spec(name) is not None]
+    packages: list[Scorer] = [name for name in get_args(Scorer) if importlib.util.find_spec(name) is not None]
     if importlib.util.find_spec("torchmetrics") is None or not packages:
         return None, HOW_TO_SCORE
     troubles = []
@@ -101,7 +102,7 @@ def _find_scorer() -> tuple[str | None, str]:
     return None, f"{'; '.join(troubles)}; reinstall it, or score the saved detections where it works"
 
 
-def _try_scorer(package: str) -> None:
+def _try_scorer(package: Scorer) -> None:
     """One box that is found: fails as an evaluation would."""
     from torchmetrics.detection import MeanAveragePrecision
 

@@ -31,7 +31,11 @@ class PostprocessSettings:
 
 
 def postprocess(
-    logits: Tensor, deltas: Tensor, anchors: Sequence[Tensor], sizes: Sequence[tuple[int, int]], settings=None
+    logits: Tensor,
+    deltas: Tensor,
+    anchors: Sequence[Tensor],
+    sizes: Sequence[tuple[int, int]],
+    settings: PostprocessSettings | None = None,
 ) -> list[Detections]:
     """One `Detections` per image, in pixels of its canvas, clipped to its (height, width) of `sizes`.
 
@@ -44,9 +48,7 @@ def postprocess(
         for level in zip(logits.split(lengths, 1), deltas.split(lengths, 1), anchors, strict=True)
     ]
     boxes, scores, labels = (torch.cat(parts, dim=1) for parts in zip(*kept, strict=True))
-    return [
-        _best_of_image(*image, tuple(size), settings) for *image, size in zip(boxes, scores, labels, sizes, strict=True)
-    ]
+    return [_best_of_image(*image, settings) for image in zip(boxes, scores, labels, sizes, strict=True)]
 
 
 def best_of_level(logits: Tensor, deltas: Tensor, anchors: Tensor, number: int) -> tuple[Tensor, Tensor, Tensor]:

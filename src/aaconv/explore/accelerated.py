@@ -57,7 +57,8 @@ def parts(attention: OneMap, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]
     which = ahead * F.one_hot(_windows_of_pixels(number, *qkv.shape[1:3]), number).to(q)
     q, k = (torch.cat([part, which.expand(len(part), -1, -1)], dim=-1) for part in (q, k))
     beyond = [(isqrt(number) - 1) * length for length in qkv.shape[1:3]]
-    return q, k, *(F.pad(table, (0, number, n, n)) for table, n in zip((rel_h, rel_w), beyond, strict=True))
+    rel_h, rel_w = (F.pad(table, (0, number, n, n)) for table, n in zip((rel_h, rel_w), beyond, strict=True))
+    return q, k, rel_h, rel_w
 
 
 def maps(attention: OneMap, x: Tensor) -> Tensor:

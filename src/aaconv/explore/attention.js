@@ -29,13 +29,19 @@ function unpack(packed) {
       numbers[first + i] * scales[Math.floor(i / size)]);
     start += heads * size;
   }
-  parts.tables = packed.shapes.rel_h ? packed.shapes.rel_h[0] : 0; // one for all heads, one a head, or none
+  parts.tables = packed.shapes.rel_h ? packed.shapes.rel_h[0] : 0; // one for all heads, one per head, or none
   return parts;
+}
+
+/** Does a line of the map see another one, in a layer that attends over windows? */
+function sees({ step, spans }, here, there) {
+  const [first, last] = spans[here];
+  return there >= first && there <= last && (there - here) % step === 0;
 }
 
 /** The weights that the position in `row`, `column` of a layer's map gives to all others: one Float32Array a head. */
 function weights(image, layer, row, column) {
-  const { heads, height, width, depth } = data.layers[layer];
+  const { heads, height, width, depth, window } = data.layers[layer];
   const { q, k, rel_h, rel_w, tables } = factors(image, layer);
   const pixels = height * width;
   const dot = (a, from, b, other) => {
@@ -46,9 +52,13 @@ function weights(image, layer, row, column) {
   return Array.from({ length: heads }, (_, head) => {
     const query = (head * pixels + row * width + column) * depth;
     const table = tables > 1 ? head : 0;
-    const distance = (rel, length, here) => Float32Array.from({ length }, (_, there) =>
-      tables ? dot(q, query, rel, (table * (2 * length - 1) + there - here + length - 1) * depth) : 0);
-    const byRow = distance(rel_h, height, row), byColumn = distance(rel_w, width, column);
+    const distance = (rel, length, here, axis) => Float32Array.from({ length }, (_, there) => {
+      if (axis && !sees(axis, here, there)) return -Infinity;
+      const steps = (there - here) / (axis ? axis.step : 1), longest = axis ? axis.longest : length;
+      return tables ? dot(q, query, rel, (table * (2 * longest - 1) + steps + longest - 1) * depth) : 0;
+    });
+    const byRow = distance(rel_h, height, row, window?.rows);
+    const byColumn = distance(rel_w, width, column, window?.columns);
     const result = new Float32Array(pixels);
     let most = -Infinity;
     for (let j = 0; j < pixels; j++) {

@@ -18,7 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from ..attention.heads import split_heads
+from ..attention.windows import Axis, Window
 from ..layers.aaconv import AAConv2d
+from ..layers.families_2d import OneMap
 from ..models import list_models
 from ..models.family import KINDS
 from . import accelerated
@@ -33,7 +35,7 @@ NUMBERS = {"int16": "<i2", "float32": "<f4"}
 @dataclass(frozen=True)
 class Factors:
     """One layer's attention for one image: q (scaled), k [heads, HW, depth] and, where the positions are relative,
-    rel_h [heads or 1, 2 height - 1, depth] and rel_w alike."""
+    rel_h [heads or 1, 2 height - 1, depth] and rel_w alike, or those of a window."""
 
     q: np.ndarray
     k: np.ndarray
@@ -41,6 +43,7 @@ class Factors:
     rel_w: np.ndarray | None
     height: int
     width: int
+    window: Window | None = None
 
     def parts(self) -> dict[str, np.ndarray]:
         return {name: part for name in ("q", "k", "rel_h", "rel_w") if (part := getattr(self, name)) is not None}
@@ -48,20 +51,25 @@ class Factors:
     def maps(self) -> np.ndarray:
         """The equation as the page computes it, for all rows: [heads, HW (i), HW (j)]."""
         logits = np.einsum("nid,njd->nij", self.q, self.k)
-        if self.rel_h is not None:
-            logits = logits + self._relative(self.rel_h, self.height, 0) + self._relative(self.rel_w, self.width, 1)
+        for axis, (table, length) in enumerate(((self.rel_h, self.height), (self.rel_w, self.width))):
+            place = np.indices((self.height, self.width))[axis].ravel()
+            around = self.window[axis] if self.window else Axis(length)
+            seen, row = (part.numpy()[place][:, place] for part in around.sees(length, torch.device("cpu")))
+            if table is not None:
+                logits = logits + self._relative(table, row)
+            logits = np.where(seen, logits, -np.inf)
         weights = np.exp(logits - logits.max(-1, keepdims=True))
         return weights / weights.sum(-1, keepdims=True)
 
-    def _relative(self, table: np.ndarray, length: int, axis: int) -> np.ndarray:
-        place = np.indices((self.height, self.width))[axis].ravel()
+    def _relative(self, table: np.ndarray, row: np.ndarray) -> np.ndarray:
+        """What a query gives to each key by the row of the table that stands for their distance."""
         by_distance = np.einsum("nid,nmd->nim", self.q, np.broadcast_to(table, (len(self.q), *table.shape[1:])))
-        return np.take_along_axis(by_distance, (place[None, :] - place[:, None] + length - 1)[None], axis=-1)
+        return np.take_along_axis(by_distance, row[None], axis=-1)
 
 
 @dataclass(frozen=True)
 class Packed:
-    """Factors as text: one array after the other in base64; 16-bit numbers have one scale a head."""
+    """Factors as text: one array after the other in base64; 16-bit numbers have one scale per head."""
 
     kind: str
     shapes: dict[str, tuple[int, ...]]
@@ -74,6 +82,8 @@ class Packed:
     peak: float = 0.0
     """and how sharply: their largest weights on average, times the number of positions."""
 
+    window: Window | None = None
+
     def unpack(self, height: int, width: int) -> Factors:
         """The factors of a map of height x width, as the page reads them."""
         numbers = np.frombuffer(base64.b64decode(self.text), NUMBERS[self.kind])
@@ -82,7 +92,7 @@ class Packed:
             stop = start + int(np.prod(shape))
             parts[name] = numbers[start:stop].reshape(shape) * np.array(self.scales[name])[:, None, None]
             start = stop
-        return Factors(parts["q"], parts["k"], parts.get("rel_h"), parts.get("rel_w"), height, width)
+        return Factors(parts["q"], parts["k"], parts.get("rel_h"), parts.get("rel_w"), height, width, self.window)
 
 
 @dataclass(frozen=True)
@@ -90,6 +100,7 @@ class Layer:
     """An attention as the page names it; depth is that of a head's queries and keys.
 
     shift: how far its cells lie down and right of an even division of the image, as parts of its height and width.
+    window: for rows and columns, the first and the last line that each line sees; None where it sees the whole map.
     """
 
     name: str
@@ -100,6 +111,7 @@ class Layer:
     stride: int
     downsample: int
     shift: tuple[float, float] = (0.0, 0.0)
+    window: dict[str, Any] | None = None
 
     def cell(self, x: float, y: float) -> tuple[int, int]:
         """(row, column) of the cell that a position, as parts of width and height, lies in."""
@@ -173,6 +185,7 @@ def capture(
             depth=factors.q.shape[-1],
             stride=max(layer.stride) if isinstance(layer, AAConv2d) else 1,
             downsample=layer.downsample if isinstance(layer, AAConv2d) else 0,
+            window=None if factors.window is None else _spans(factors.window, height, width),
         )
 
     hooks = [
@@ -195,20 +208,39 @@ def capture(
 def _size(layer: nn.Module, x: Tensor, name: str) -> tuple[int, int]:
     if isinstance(layer, AAConv2d):
         return layer.attention_size(*x.shape[-2:])
-    return accelerated.size(layer.forward, x, name)
+    return accelerated.size(_one_map(layer), x, name)
 
 
 def _maps(layer: nn.Module, x: Tensor) -> Tensor:
-    return layer.attention_maps(x)[0] if isinstance(layer, AAConv2d) else accelerated.maps(layer.forward, x)
+    return layer.attention_maps(x)[0] if isinstance(layer, AAConv2d) else accelerated.maps(_one_map(layer), x)
 
 
 def _factors(layer: nn.Module, x: Tensor, height: int, width: int) -> Factors:
     """The factors of the first image of the layer's input, by the layer's own pooling, projection and tables."""
-    parts = _layer_parts(layer, x) if isinstance(layer, AAConv2d) else accelerated.parts(layer.forward, x)
-    return Factors(*(None if part is None else part.cpu().numpy() for part in parts), height, width)
+    parts = _layer_parts(layer, x) if isinstance(layer, AAConv2d) else accelerated.parts(_one_map(layer), x)
+    q, k, rel_h, rel_w = parts
+    by_row, by_column = (None if table is None else table.cpu().numpy() for table in (rel_h, rel_w))
+    window = layer.window if isinstance(layer, AAConv2d) else None
+    return Factors(q.cpu().numpy(), k.cpu().numpy(), by_row, by_column, height, width, window)
 
 
-def _layer_parts(layer: AAConv2d, x: Tensor) -> tuple[Tensor | None, ...]:
+def _spans(window: Window, height: int, width: int) -> dict[str, Any]:
+    """A window as the page reads it."""
+    found = {}
+    for name, axis, length in (("rows", window.rows, height), ("columns", window.columns, width)):
+        seen = [line.nonzero().flatten() for line in axis.sees(length, torch.device("cpu"))[0]]
+        spans = [(int(line[0]), int(line[-1])) for line in seen]
+        found[name] = {"longest": axis.window, "step": axis.dilation, "spans": spans}
+    return found
+
+
+def _one_map(layer: nn.Module) -> OneMap:
+    found = accelerated.accelerated(layer)
+    assert found is not None
+    return found
+
+
+def _layer_parts(layer: AAConv2d, x: Tensor) -> tuple[Tensor, Tensor, Tensor | None, Tensor | None]:
     qkv, *relative = layer.attention_inputs(x)
     q, k, _ = (part[0].flatten(1, 2).double() for part in split_heads(qkv, layer.num_heads, layer.key_channels))
     tables = (None if table is None else table.double() for table in relative)
@@ -238,7 +270,7 @@ def _pack(factors: Factors, kind: str) -> Packed:
         scales[name] = scale.tolist()
         raw += part.astype(NUMBERS[kind]).tobytes()
     shapes = {name: part.shape for name, part in factors.parts().items()}
-    return Packed(kind, shapes, scales, base64.b64encode(raw).decode())
+    return Packed(kind, shapes, scales, base64.b64encode(raw).decode(), window=factors.window)
 
 
 def _error(maps: np.ndarray, exact: np.ndarray) -> float:

@@ -54,8 +54,8 @@ def fit(image: Tensor, size: int, crop: float) -> Tensor:
 
 def normalise(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     """uint8 [3, height, width] -> float32, as the network takes it."""
-    mean, std = (torch.tensor(values, dtype=torch.float32)[:, None, None] for values in (mean, std))
-    return (image.float() / 255 - mean) / std
+    means, stds = (torch.tensor(values, dtype=torch.float32)[:, None, None] for values in (mean, std))
+    return (image.float() / 255 - means) / stds
 
 
 def png(image: Tensor) -> str:

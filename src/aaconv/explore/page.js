@@ -69,10 +69,15 @@ function drawPosition() {
 }
 
 function drawMarks(row, column) {
-  const side = element("stage").clientWidth || 400, { height, width, shift } = data.layers[state.layer];
+  const side = element("stage").clientWidth || 400, { height, width, shift, window } = data.layers[state.layer];
   element("marks").setAttribute("viewBox", `0 0 ${side} ${side}`);
   const [w, h] = [side / width, side / height];
-  const box = `x="${column * w + shift[1] * side}" y="${row * h + shift[0] * side}" width="${w}" height="${h}" rx="2"`;
+  const boxOf = ([top, bottom], [left, right]) =>
+    `x="${left * w + shift[1] * side}" y="${top * h + shift[0] * side}" ` +
+    `width="${(right - left + 1) * w}" height="${(bottom - top + 1) * h}" rx="2"`;
+  const box = boxOf([row, row], [column, column]);
+  const seen = window ? boxOf(window.rows.spans[row], window.columns.spans[column]) : null;
+  const around = seen ? `<rect class="under" ${seen}/><rect class="window" ${seen}/>` : "";
   const crosses = state.pins.map((pin, index) => {
     const x = pin.x * side, y = pin.y * side;
     const path = `M${x - 7} ${y}H${x + 7}M${x} ${y - 7}V${y + 7}`;
@@ -80,7 +85,7 @@ function drawMarks(row, column) {
     return `<path class="under" d="${path}"/><path class="over" d="${path}"/>` +
       `<text x="${x + left}" y="${y + below}">${index + 1}</text>`;
   });
-  element("marks").innerHTML = `<rect class="under" ${box}/><rect class="cell" ${box}/>${crosses.join("")}`;
+  element("marks").innerHTML = `${around}<rect class="under" ${box}/><rect class="cell" ${box}/>${crosses.join("")}`;
   const covered = (index, length, moved) => { // the pixels whose middle lies in the cell
     const pixel = (edge) => Math.ceil(data.size * (edge / length + moved) - 0.5);
     const first = index === 0 ? 0 : pixel(index), last = index === length - 1 ? data.size - 1 : pixel(index + 1) - 1;
@@ -160,7 +165,8 @@ function makeHeads() {
 function makeLayers() {
   element("layers").replaceChildren(...data.layers.map((layer, index) => {
     const button = make("button", ""), coarse = layer.downsample ? ", halved" : layer.stride > 1 ? ", strided" : "";
-    button.append(make("span", layer.name, "name"), make("span", `${layer.height} × ${layer.width}${coarse}`, "size"));
+    const local = layer.window ? `, window ${layer.window.rows.longest} × ${layer.window.columns.longest}` : "";
+    button.append(make("span", layer.name, "name"), make("span", `${layer.height} × ${layer.width}${coarse}${local}`, "size"));
     button.onclick = () => { state.layer = index; change("layer"); };
     return button;
   }));

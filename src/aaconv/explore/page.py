@@ -66,7 +66,7 @@ def write_page(
         fitting = int(largest * 1e6 / each)
         _check_size(number * each, largest, f" (about {plural(fitting, 'image')} fit)" if fitting else "")
 
-    options = {"layers": layers, "size": size, "weights": weights, "pretrained": pretrained}
+    options: dict[str, Any] = {"layers": layers, "size": size, "weights": weights, "pretrained": pretrained}
     looked_at = study(source, images, names=names, look=look, **options)
     text = render(looked_at)
     _check_size(len(text), largest)

@@ -69,8 +69,9 @@ def study(
     if names is not None and len(names) != len(images):
         raise ValueError(f"names must be one per image, got {len(names)} names and {len(images)} images")
     pixels = [load_image(image) for image in images]  # a bad file is found before the network is built
-    loaded = source
-    if not isinstance(source, TrainedModel):
+    if isinstance(source, TrainedModel):
+        loaded = source
+    else:
         loaded = measured(load_model(source, weights=weights, pretrained=pretrained), weights)
         _accelerate_others(loaded.model)
     title = Path(loaded.source).resolve().name if loaded.recipe is not None else str(loaded.source)
@@ -78,7 +79,8 @@ def study(
     size = size or loaded.size
     if size > LARGEST_SIZE:
         raise ValueError(f"the size must be at most {LARGEST_SIZE} pixels, got {size}")
-    pictures, facts = [], []
+    pictures: list[Picture] = []
+    facts: list[Layer] = []
     for index, (image, original) in enumerate(zip(images, pixels, strict=True)):
         shown = fit(original, size, loaded.crop)
         output, facts, attention = _run(loaded, normalise(shown, loaded.mean, loaded.std), chosen)
@@ -86,7 +88,8 @@ def study(
         pictures.append(Picture(name, shown, _top(output, loaded.classes), attention))
         look(pictures[-1], len(images))
     shifts = cell_shifts(loaded.model, normalise(shown, loaded.mean, loaded.std)[None], list(chosen))
-    facts = [replace(layer, shift=tuple(part / size for part in shifts[layer.name])) for layer in facts]
+    parts = {name: (down / size, right / size) for name, (down, right) in shifts.items()}
+    facts = [replace(layer, shift=parts[layer.name]) for layer in facts]
     trained = loaded.recipe is not None or pretrained or weights is not None
     return Study(title, _facts(loaded, trained), trained, size, facts, pictures)
 
@@ -99,7 +102,7 @@ def _accelerate_others(model: nn.Module) -> None:
         accelerate(model)
     for module in model.modules():
         if hasattr(module, "strict_img_size"):  # timm's SAM fits its tables to any size, and refuses to by default
-            module.strict_img_size = False
+            module.strict_img_size = False  # type: ignore[assignment]
 
 
 def _run(
@@ -125,9 +128,9 @@ def _top(output: Any, classes: Sequence[str] | None) -> list[tuple[str, float]]:
     if not isinstance(output, Tensor) or output.dim() != 2:
         return []
     probability, index = output[0].float().softmax(-1).topk(min(TOP, output.shape[-1]))
-    named = classes is not None and len(classes) == output.shape[-1]
+    names = classes if classes is not None and len(classes) == output.shape[-1] else None
     return [
-        (class_title(classes[i]) if named else f"class {i}", p)
+        (class_title(names[i]) if names is not None else f"class {i}", p)
         for i, p in zip(index.tolist(), probability.tolist(), strict=True)
     ]
 

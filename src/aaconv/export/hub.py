@@ -43,18 +43,34 @@ def save(run: str | Path, folder: str | Path, *, weights: str | None = None) -> 
 
 def push(run: str | Path, repository: str, *, private: bool = False, weights: str | None = None) -> str:
     """Upload a run; the token is the hub's own (huggingface-cli login). Gives the address of the upload."""
-    if repository.count("/") != 1 or not all(repository.split("/")):
-        raise ValueError(f"the repository must be owner/name, got {repository!r}")
+    check_repository(repository)
     loaded = _load(run, weights)
     with _bundle(loaded, repository) as draft:
-        try:
-            uploaded = _upload(draft, repository, f"Add {Path(run).resolve().name}", private)
-        except Exception as error:  # the hub's client raises errors of its own, of requests and of httpx
-            reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
-            raise OSError(
-                f"{run} was not uploaded to {repository}: {reason}; --to DIR writes the folder here"
-            ) from None
-    return f"uploaded {run} to {getattr(uploaded, 'commit_url', uploaded)}"
+        message = f"Add {Path(run).resolve().name}"
+        return upload(draft, repository, message, private, what=str(run), instead="--to DIR writes the folder here")
+
+
+def check_repository(repository: str) -> None:
+    if repository.count("/") != 1 or not all(repository.split("/")):
+        raise ValueError(f"the repository must be owner/name, got {repository!r}")
+
+
+def upload(
+    folder: Path,
+    repository: str,
+    message: str,
+    private: bool,
+    *,
+    what: str = "the network",
+    instead: str = "aaconv.save_model writes a folder here",
+) -> str:
+    """Upload all files of the folder; gives the line that says where to. An OSError says what to do `instead`."""
+    try:
+        uploaded = _upload(folder, repository, message, private)
+    except Exception as error:  # the hub's client raises errors of its own, of requests and of httpx
+        reason = next((line.strip() for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        raise OSError(f"{what} was not uploaded to {repository}: {reason}; {instead}") from None
+    return f"uploaded {what} to {getattr(uploaded, 'commit_url', uploaded)}"
 
 
 def _upload(folder: Path, repository: str, message: str, private: bool) -> Any:
@@ -78,7 +94,7 @@ def _bundle(loaded: TrainedModel, name: str, parent: Path | None = None) -> Iter
     with TemporaryDirectory(prefix=f".{name.rpartition('/')[2]}-", dir=parent) as place:
         draft = Path(place) / "hub"
         try:
-            timm.models.save_for_hf(_ready(loaded), draft, model_config=config, safe_serialization=True)
+            timm.models.save_for_hf(_ready(loaded), str(draft), model_config=config, safe_serialization=True)
         except SafetensorError as error:  # not an OSError, even where the disk is full
             raise OSError(f"{name} cannot be written: {error}") from None
         _open_to_others(draft / "model.safetensors")
@@ -121,5 +137,5 @@ def _config(loaded: TrainedModel) -> dict[str, Any]:
 def _ready(loaded: TrainedModel) -> nn.Module:
     """The network with what timm asks of one; a detector has no width of its own."""
     if not hasattr(loaded.model, "num_features"):
-        loaded.model.num_features = None
+        loaded.model.num_features = None  # type: ignore[assignment]
     return loaded.model

@@ -9,8 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 import yaml
+from torch import nn
 
 from ..cost.counting import count
+from ..recipes.recipe import Model
 from ..recipes.yaml_file import to_yaml
 from ..runs.load import TrainedModel
 from ..runs.metrics import metric_rows
@@ -26,13 +28,14 @@ CITATION = """@inproceedings{bello2019attention,
 
 def card_text(loaded: TrainedModel, name: str) -> str:
     """The model card in Markdown; name: owner/name on the hub, or that of a folder."""
-    recipe, size = loaded.recipe, loaded.size
+    recipe, size = loaded.run_recipe, loaded.size
     data = recipe.data.rstrip("/").rpartition("/")[2]
-    public = replace(recipe, data=data, data_dir=None)  # where data lie is nobody else's business
+    network = Model(recipe.model.name, recipe.model.network_options)
+    public = replace(recipe, data=data, data_dir=None, model=network)  # where files lie is nobody else's business
     where = f"hf-hub:{name}" if "/" in name else f"local-dir:{name}"
     cost = count(loaded.model, (size, size))
     details = {
-        "Model": f"{recipe.model.name}{''.join(f', {k}={v}' for k, v in recipe.model.options.items())}",
+        "Model": f"{network.name}{''.join(f', {k}={v}' for k, v in network.options.items())}",
         "Dataset": data,
         "Image size": f"{size} x {size}",
         "Params": f"{cost.params:,}",
@@ -49,6 +52,27 @@ def card_text(loaded: TrainedModel, name: str) -> str:
     summary = f"{recipe.summary[:1].upper()}{recipe.summary[1:]}"
     title = f"# Model card for {escape(name.rpartition('/')[2])}"
     head = [_front_matter(loaded.task, data), title, f"{escape(summary)}. Trained with aaconv."]
+    return "\n\n".join([*head, *(f"## {title}\n\n{text}" for title, text in sections.items())]) + "\n"
+
+
+def augmented_card(model: nn.Module, config: dict[str, Any], name: str) -> str:
+    """The model card of a network that augment has changed: how it was made, and how to load it."""
+    where = f"hf-hub:{name}" if "/" in name else f"local-dir:{name}"
+    arguments = config["model_args"]
+    details = {
+        "Model": f"{arguments['base']}, attention augmented",
+        "Classes": f"{config['num_classes']:,}",
+        "Params": f"{sum(parameter.numel() for parameter in model.parameters()):,}",
+        "Paper": "https://arxiv.org/abs/1904.09925",
+    }
+    known = {"tags": [TASKS["classify"], "timm", "aaconv"], "pipeline_tag": TASKS["classify"], "library_name": "timm"}
+    sections = {
+        "Model Details": "\n".join(f"- **{title}:** {escape(text)}" for title, text in details.items()),
+        "Model Usage": _code("python", _usage(where, "classify")),
+        "Augmentation": _code("json", json.dumps(arguments, indent=2, ensure_ascii=False)),
+        "Citation": _code("bibtex", CITATION),
+    }
+    head = [f"---\n{yaml.safe_dump(known, sort_keys=False)}---", f"# Model card for {escape(name.rpartition('/')[2])}"]
     return "\n\n".join([*head, *(f"## {title}\n\n{text}" for title, text in sections.items())]) + "\n"
 
 
@@ -84,7 +108,7 @@ model = timm.create_model({json.dumps(where, ensure_ascii=False)}, pretrained=Tr
 
 
 def _metrics_text(loaded: TrainedModel) -> str:
-    rows = metric_rows(loaded.recipe, loaded.metrics)
+    rows = metric_rows(loaded.run_recipe, loaded.metrics)
     if not rows:
         return "These weights have no final metrics: the run is not finished, or it evaluated others."
 

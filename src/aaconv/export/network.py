@@ -165,7 +165,7 @@ class Detector(nn.Module):
     def __init__(self, model: nn.Module, size: int, settings: PostprocessSettings | None = None) -> None:
         super().__init__()
         self.model, self.size, self.settings = model, size, settings or PostprocessSettings()
-        self.levels = len(anchors := model.anchors((size, size)))
+        self.levels = len(anchors := model.anchors((size, size)))  # type: ignore[operator]
         for level, boxes in enumerate(anchors):
             self.register_buffer(f"anchors_{level}", boxes)
 
@@ -173,8 +173,9 @@ class Detector(nn.Module):
         anchors = [getattr(self, f"anchors_{level}") for level in range(self.levels)]
         lengths = [len(boxes) for boxes in anchors]
         by_level = zip(*(part.split(lengths, 1) for part in self.model(images)), anchors, strict=True)
-        kept = [best_of_level(*level, self.settings.candidates) for level in by_level]
-        boxes, scores, labels = (torch.cat(parts, dim=1)[0] for parts in zip(*kept, strict=True))
+        number = self.settings.candidates
+        best = [best_of_level(logits, codes, boxes, number) for logits, codes, boxes in by_level]
+        boxes, scores, labels = (torch.cat(parts, dim=1)[0] for parts in zip(*best, strict=True))
         boxes = clip_boxes_to_image(boxes, (self.size, self.size))
         sides = boxes[:, 2:] - boxes[:, :2]
         scores = torch.where(sides.amin(1) < 1e-2, -1.0, scores)
@@ -294,6 +295,7 @@ def _write_onnx(program: ExportedProgram, subject: Subject, path: Path, opset: i
         )  # fmt: skip
     except (RuntimeError, ValueError) as error:
         raise ValueError(f"torch.onnx: {str(error).strip().splitlines()[0]}") from None
+    assert written is not None
     model = written.model_proto
     version = next(used.version for used in model.opset_import if not used.domain)
     if version != opset:

@@ -61,7 +61,7 @@ def export_weights(
     _check(loaded, path)
     for file in (path, path.with_suffix(".json")):
         check_writable(file)
-    recipe, where = loaded.recipe, pick_device(device)
+    recipe, where = loaded.run_recipe, pick_device(device)
     origin = _origin(Path(source), recipe)
     dataset = open_dataset(recipe.data, data_dir or recipe.data_dir, "test")
     with replacing(path) as draft:
@@ -99,10 +99,13 @@ def in_half(state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def _check(loaded: TrainedModel, path: Path) -> None:
     """A ValueError where `timm.create_model(NAME, pretrained=True)` could not use the file."""
-    recipe = loaded.recipe
+    recipe = loaded.run_recipe
     name = recipe.model.name
     if recipe.task != "classify":
         raise ValueError(f"{loaded.source} is the run of a detector; {ENDING} files are made of classifiers")
+    known = None if ":" in name else timm.get_pretrained_cfg(name)
+    if known is None or known.input_size is None:
+        raise ValueError(f"{name} is not a registered model, and {ENDING} files are found by the names of those")
     own, _, tag = path.name.removesuffix(ENDING).partition(".")
     if own != name or not tag or "." in tag:
         raise ValueError(f"the file must be called {name}.TAG{ENDING}, TAG being the data, got {path.name!r}")
@@ -113,7 +116,7 @@ def _check(loaded: TrainedModel, path: Path) -> None:
             raise ValueError(
                 f"{loaded.source} was run with {part}={value}; {ENDING} files are made of runs on all images"
             )
-    usual = timm.get_pretrained_cfg(name).input_size[-1]
+    usual = known.input_size[-1]
     if loaded.size != usual:
         raise ValueError(f"{name} is made for images of {usual} pixels, {loaded.source} was trained on {loaded.size}")
 

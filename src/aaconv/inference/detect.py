@@ -84,7 +84,7 @@ def detect_files(
         image_id = int(file.stem) if file.stem.isdecimal() else place
         results += [one | {"file_name": file.name} for one in to_results(found, image_id, category_ids)]
     write_results(output / FILE_NAME, results)
-    if pictures:
+    if pictures and sheet_file is not None:
         with replacing(sheet_file) as draft:
             sheet(pictures).save(draft)
     read = len(files) - len(unreadable)

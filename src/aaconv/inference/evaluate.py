@@ -103,7 +103,8 @@ def evaluate_model(
     batch = min(batch or BATCH, len(dataset))
     loader = make_loader(dataset, batch, train=False, size=loaded.size, workers=min(WORKERS, cores()), device=device)
     fewer = "a smaller --batch takes less memory"
-    with autocast_like(loaded.recipe and loaded.recipe.precision, device), naming_killed_workers(lambda: fewer):
+    precision = None if loaded.recipe is None else loaded.recipe.precision
+    with autocast_like(precision, device), naming_killed_workers(lambda: fewer):
         counts = count(loaded.model, counted(loader.batches(), len(dataset)), len(dataset.classes))
     names = [class_title(name) for name in loaded.classes or dataset.classes]
     number, metrics = int(counts.sums[0]), counts.metrics()
@@ -127,8 +128,8 @@ def confusions(guesses: Tensor, names: list[str]) -> list[Confused]:
 def print_evaluation(found: Evaluation, *, worst: int = 10, as_json: bool = False) -> None:
     """The figures in one line, and a table of the classes that are confused most."""
     if as_json:
-        shown = asdict(found) | {"classes": [asdict(one) for one in found.classes[:worst]]}
-        print(json.dumps(shown, indent=2))
+        content = asdict(found) | {"classes": [asdict(one) for one in found.classes[:worst]]}
+        print(json.dumps(content, indent=2))
         return
     output = console()
     figures = ", ".join(
@@ -151,7 +152,7 @@ def print_evaluation(found: Evaluation, *, worst: int = 10, as_json: bool = Fals
 
 def _own_data(loaded: TrainedModel, data_dir: str | Path | None, limit: int | None) -> Dataset:
     """The images that a run evaluates on; with a limit of the caller's own, all that it could have."""
-    recipe = loaded.recipe if data_dir is None else replace(loaded.recipe, data_dir=str(data_dir))
+    recipe = loaded.run_recipe if data_dir is None else replace(loaded.run_recipe, data_dir=str(data_dir))
     recipe = recipe if limit is None else replace(recipe, eval_limit=None)
     if recipe.holdout:
         held_out = open_data(recipe)[1]

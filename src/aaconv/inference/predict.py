@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.text import Text
@@ -63,9 +64,10 @@ def _predict(
     for part in (files[first : first + batch] for first in range(0, len(files), batch)):
         read = [_read(path, transform) for path in part]
         good = [image for image in read if isinstance(image, Tensor)]
-        found = iter(())
+        found: Iterator[Tensor] = iter(())
         if good:
-            with torch.no_grad(), autocast_like(loaded.recipe and loaded.recipe.precision, device):
+            precision = None if loaded.recipe is None else loaded.recipe.precision
+            with torch.no_grad(), autocast_like(precision, device):
                 probabilities = loaded.model(normalize(torch.stack(good).to(device))).float().softmax(1).cpu()
             found = iter(probabilities)
         for path, image in zip(part, read, strict=True):
@@ -92,7 +94,7 @@ def _read(path: Path, transform: v2.Transform) -> Tensor | str:
 
 
 def print_predictions(
-    source: str | Path, images: Iterable[str | Path], *, as_json: bool = False, **options: object
+    source: str | Path, images: Iterable[str | Path], *, as_json: bool = False, **options: Any
 ) -> None:
     """Print what `predict` finds as it comes; an OSError at the end if images could not be read."""
     output, all_found, unreadable = console(), [], []

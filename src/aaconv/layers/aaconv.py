@@ -1,4 +1,4 @@
-"""AAConv1d and AAConv2d: a convolution beside relative self-attention, concatenated.
+"""AAConv1d and AAConv2d: a convolution beside relative self-attention, concatenated or added.
 
 "Attention Augmented Convolutional Networks", Bello, Zoph, Vaswani, Shlens, Le, 2019. The paper's letters and our names:
 
@@ -13,26 +13,29 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..attention import attend_2d, attention_maps, known_backend
-from .channels import attention_channels, check_groups, in_each_dimension, resolve_channels
+from .added import add_gated, take_original_keys
+from .channels import attention_channels, check_groups, in_each_dimension, one_of, resolve_channels
 from .convolution import (
     can_reuse_weights,
+    check_made,
     check_own_weights,
     convolve_around,
     convolve_without_gradient,
     first_channels,
     likes_more_channels,
 )
-from .geometry import Axis, Geometry
+from .geometry import Axis, Geometry, resolve_window
 from .lazy import initialize, make_lazy
 from .pointwise import project_in, project_out
 from .pooling import resize
 from .position import make_position
+from .projections import INITS, draw_projection, draw_queries, normalize_queries, table_statistics
 from .tables import RelativeTables, TableSpec
 from .tracing import leaf
 
 __all__ = ["AAConv1d", "AAConv2d", "AAConvNd", "attention_channels"]
 
-Pair = int | tuple[int, int]
+Pair = int | tuple[int, ...]
 
 
 class AAConvNd(RelativeTables):
@@ -40,7 +43,7 @@ class AAConvNd(RelativeTables):
     [batch, channels, height, width]; a sequence is a map of one row."""
 
     dimensions: int
-    conv_class: type[nn.Module]
+    conv_class: type[nn.Conv1d] | type[nn.Conv2d]
 
     def __init__(
         self,
@@ -65,8 +68,13 @@ class AAConvNd(RelativeTables):
         position: str = "relative",
         downsample: bool | int = False,
         share_heads: bool = True,
-        attention_bias: bool = False,
+        window: Pair | None = None,
+        window_stride: Pair = 1,
+        window_dilation: Pair = 1,
+        attention_bias: bool | None = None,
         init: str = "scaled",
+        combine: str = "concat",
+        qk_norm: bool = False,
         backend: str | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
@@ -82,6 +90,7 @@ class AAConvNd(RelativeTables):
         if isinstance(padding, str) and padding not in ("same", "valid"):
             raise ValueError(f"padding must be a number of pixels, 'same' or 'valid', got padding={padding!r}")
         self.padding_mode = padding_mode
+        self.combine = one_of("combine", combine, ("concat", "add"))
         channels = resolve_channels(
             out_channels,
             num_heads,
@@ -92,6 +101,7 @@ class AAConvNd(RelativeTables):
             min_key_channels_per_head,
             min_value_channels_per_head,
             groups,
+            whole=combine == "add",
         )
         channels.warn(stacklevel=2)
         self.num_heads = channels.num_heads
@@ -99,33 +109,45 @@ class AAConvNd(RelativeTables):
         if downsample < 0:
             raise ValueError(f"downsample must be a bool or how often to halve the map, got downsample={downsample}")
         self.downsample, self.share_heads = int(downsample), share_heads
+        self.window = resolve_window(self.dimensions, window, window_stride, window_dilation, size)
         self.geometry = self._make_geometry(pads_to_same=padding == "same")
-        if init not in ("scaled", "literal", "unit"):
-            raise ValueError(f"init must be 'scaled', 'literal' or 'unit', got init={init!r}")
-        self.init = init
+        self.init = one_of("init", init, INITS)
         self.backend = None if backend is None else known_backend(backend)
         self.position_name, self.position = position, make_position(position)
 
         factory = {"device": device, "dtype": dtype}
-        self.conv = None
-        if conv_channels := out_channels - self.value_channels:
-            check_groups(out_channels, self.value_channels, self.num_heads, groups)
-            place = (stride, self.padding, dilation, groups, bias, padding_mode)
-            self.conv = self.conv_class(in_channels, conv_channels, kernel_size, *place, **factory)
-        self.qkv = nn.Conv2d(in_channels + self.position.extra_channels, 2 * dk + dv, 1, bias=attention_bias, **factory)
-        self._draw_queries_and_keys()
-        self.project = nn.Conv2d(dv, dv, 1, bias=attention_bias, **factory)
-        self.add_tables(self._table_spec(), None if size is None else self._map_size(size), **factory)
-        if self.rel_w is not None and size is None:
+        self.conv: nn.Conv1d | nn.Conv2d | None = None
+        if conv_channels := out_channels - (0 if combine == "add" else dv):
+            check_groups(out_channels, out_channels - conv_channels, self.num_heads, groups)
+            place: tuple[Any, ...] = (kernel_size, stride, self.padding, dilation, groups, bias, padding_mode)
+            self.conv = self.conv_class(in_channels, conv_channels, *place, **factory)
+        bias = init == "paper" if attention_bias is None else attention_bias
+        self.qkv = nn.Conv2d(in_channels + self.position.extra_channels, 2 * dk + dv, 1, bias=bias, **factory)
+        draw_queries(init, self.qkv, dk)
+        self.project = nn.Conv2d(dv, out_channels if combine == "add" else dv, 1, bias=bias, **factory)
+        draw_projection(init, self.project)
+        table_size = None if size is None else self._map_size(size)
+        self.add_tables(self._table_spec(), self.window.size if self.window else table_size, **factory)
+        self.register_parameter("gate", None)
+        self.register_parameter("temperature", None)
+        if combine == "add":
+            self.gate = nn.Parameter(torch.zeros(out_channels, **factory))
+            self.register_load_state_dict_pre_hook(take_original_keys)
+        if qk_norm:
+            self.temperature = nn.Parameter(torch.ones(self.num_heads, **factory))
+        if self.rel_w is not None and is_lazy(self.rel_w):
             make_lazy(self)
 
     @classmethod
-    def from_conv(cls, conv: nn.Module, *, pads_itself: bool = False, **options: Any) -> Self:
-        """Augment an existing convolution; the channels that stay convolutional keep its weights.
+    def from_conv(cls, conv: nn.Conv1d | nn.Conv2d, *, pads_itself: bool = False, **options: Any) -> Self:
+        """Augment an existing convolution; the channels that stay convolutional keep its weights. With combine="add"
+        all do: the layer's `conv` is the very module that was given.
 
         pads_itself: its forward pads to "same" whatever its padding attribute says (timm's Conv2dSame).
         """
-        check_own_weights(conv)
+        check_made(conv)
+        if options.get("combine") != "add":
+            check_own_weights(conv)
         layer = cls(
             conv.in_channels,
             conv.out_channels,
@@ -142,7 +164,9 @@ class AAConvNd(RelativeTables):
         )
         if pads_itself:
             layer.geometry = layer._make_geometry(pads_to_same=True)
-        if layer.conv is not None:
+        if layer.combine == "add":
+            layer.conv = conv
+        elif layer.conv is not None:
             layer.conv = first_channels(conv, layer.conv.out_channels)
         return layer.train(conv.training)
 
@@ -155,9 +179,9 @@ class AAConvNd(RelativeTables):
         """(qkv, rel_h, rel_w): what attend_2d works on for the input x [batch, in_channels, height, width].
 
         qkv [batch, height', width', 2*key_channels + value_channels] at the attention's resolution (attention_size);
-        rel_h [2*height' - 1, key_channels / num_heads], with a first axis of num_heads if they share none, rel_w alike;
-        both None if the position is not relative. Of a sequence [batch, in_channels, length] the map has one row, whose
-        rel_h is zero. Tables that are still lazy are made.
+        rel_h [2*height' - 1, key_channels / num_heads] (of the window, where there is one), with a first axis of
+        num_heads if they share none, rel_w alike; both None if the position is not relative. Of a sequence
+        [batch, in_channels, length] the map has one row, whose rel_h is zero. Tables that are still lazy are made.
         """
         self._check_input(x)
         self.make_tables(*self._as_map(x).shape[-2:])
@@ -165,7 +189,8 @@ class AAConvNd(RelativeTables):
 
     def attention_maps(self, x: Tensor) -> Tensor:
         """The weight pixel i gives to pixel j: [batch, num_heads, HW (i), HW (j)] at the attention's resolution."""
-        return attention_maps(*self.attention_inputs(x), num_heads=self.num_heads, key_channels=self.key_channels)
+        inputs = self.attention_inputs(x)
+        return attention_maps(*inputs, num_heads=self.num_heads, key_channels=self.key_channels, window=self.window)
 
     def output_size(self, height: int, width: int) -> tuple[int, int]:
         """(height, width) of the output for an input of height x width."""
@@ -177,7 +202,7 @@ class AAConvNd(RelativeTables):
 
     def make_tables(self, height: int, width: int) -> None:
         """Make tables that are still lazy for inputs of height x width, without a forward; others stay as they are."""
-        if is_lazy(self.rel_w):
+        if self.rel_w is not None and is_lazy(self.rel_w):
             map_seen = torch.empty(1, self.in_channels, height, width, device="meta")
             initialize(self, self._from_map(map_seen))
 
@@ -191,15 +216,37 @@ class AAConvNd(RelativeTables):
         for module in (self.conv, self.qkv, self.project):
             if module is not None:
                 module.reset_parameters()
-        self._draw_queries_and_keys()
+        draw_queries(self.init, self.qkv, self.key_channels)
+        draw_projection(self.init, self.project)
         self.draw_tables()
+        if self.gate is not None:
+            nn.init.zeros_(self.gate)
+        if self.temperature is not None:
+            nn.init.ones_(self.temperature)
+
+    def no_weight_decay(self) -> set[str]:
+        """Parameters that timm's optimizers leave out of weight decay: with combine="add" tables, gate, temperature."""
+        if self.combine != "add":
+            return set()
+        return {name for name, _ in self.named_parameters(recurse=False)}
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("weight", "bias"):
+            raise AttributeError(
+                f"{type(self).__name__} has no {name} of its own, only its parts have one: a batch norm folded into "
+                f"`conv`, or a channel pruned there, would miss the attention; aaconv.layers.fold_batch_norm(layer, "
+                f"norm) folds into both"
+            )
+        return super().__getattr__(name)
 
     def extra_repr(self) -> str:
         size = "lazy" if self.position.has_tables and self.size is None else self.size
         return (
             f"{self.in_channels}, {self.out_channels}, kernel_size={self.kernel_size}, stride={self.stride}, "
             f"num_heads={self.num_heads}, key_channels={self.key_channels}, value_channels={self.value_channels}, "
-            f"position={self.position_name!r}, size={size}, downsample={self.downsample}"
+            f"position={self.position_name!r}, {self.window or f'size={size}'}, downsample={self.downsample}"
+            f"{', combine=' + repr(self.combine) if self.combine != 'concat' else ''}"
+            f"{', qk_norm=True' if self.temperature is not None else ''}"
         )
 
     def _check_input(self, x: Tensor) -> None:
@@ -213,13 +260,15 @@ class AAConvNd(RelativeTables):
             )
 
     def _attend(self, x: Tensor) -> Tensor:
-        """The attention branch: [batch, in_channels, ...] -> [batch, value_channels, ...] of the output's size."""
+        """The attention branch: [batch, in_channels, ...] -> [batch, value_channels, ...] of the output's size, or
+        [batch, out_channels, ...] with combine="add"."""
         pooled, out_size = self.geometry.pool(self._as_map(x))
         attended = attend_2d(
             *self._attention_inputs(pooled),
             num_heads=self.num_heads,
             key_channels=self.key_channels,
             backend=self.backend,
+            window=self.window,
         )
         attended = project_out(self.project, attended)
         if self.downsample:
@@ -228,12 +277,16 @@ class AAConvNd(RelativeTables):
 
     def _attention_inputs(self, pooled: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
         qkv = project_in(self.qkv, self.position.encode(pooled))
+        if self.temperature is not None:
+            qkv = normalize_queries(qkv, self.temperature, self.key_channels)
         return qkv, *self.fitted_tables(*qkv.shape[1:3])
 
     def _combine(self, x: Tensor, attended: Tensor) -> Tensor:
-        """What the layer returns: the convolution of x, and the attention behind it."""
+        """What the layer returns: the convolution of x, and the attention behind it or on it."""
         if self.conv is None:
             return attended
+        if self.gate is not None:
+            return add_gated(self.conv(x), attended, self.gate, training=self.training)
         if x.is_cuda and likes_more_channels(self.conv, self.out_channels):
             if can_reuse_weights(self.conv, x, attended):
                 return convolve_without_gradient(self.conv, x, attended)
@@ -244,14 +297,9 @@ class AAConvNd(RelativeTables):
 
     def _table_spec(self) -> TableSpec:
         depth = self.key_channels // self.num_heads
-        mean, std = {"scaled": (0.0, depth**-0.5), "literal": (depth**-0.5, 1.0), "unit": (0.0, 1.0)}[self.init]
+        mean, std = table_statistics(self.init, depth)
         names = ("rel_h", "rel_w")[-self.dimensions :] if self.position.has_tables else ()
-        return TableSpec(names, depth, None if self.share_heads else self.num_heads, mean, std)
-
-    def _draw_queries_and_keys(self) -> None:
-        if self.init == "unit":
-            with torch.no_grad():  # of a ReLU's output half the square is left
-                self.qkv.weight[: 2 * self.key_channels].normal_(std=(2 / self.qkv.in_channels) ** 0.5)
+        return TableSpec(names, depth, None if self.share_heads else self.num_heads, mean, std, self.window is not None)
 
     def _make_geometry(self, pads_to_same: bool) -> Geometry:
         padding = (0,) * self.dimensions if isinstance(self.padding, str) else self.padding
@@ -276,7 +324,8 @@ class AAConvNd(RelativeTables):
 class AAConv2d(AAConvNd):
     """Drop-in for nn.Conv2d whose last value_channels output channels attend to the whole map.
 
-    [batch, in_channels, height, width] -> [batch, out_channels, height', width'], cat([conv(x), attention(x)]).
+    [batch, in_channels, height, width] -> [batch, out_channels, height', width'], cat([conv(x), attention(x)]); with
+    combine="add" all channels are convolutional, and attend too: conv(x) + gate * attention(x).
     nn.Conv2d's arguments come first, in its order. Three things differ: padding defaults to "same" for odd kernels
     (dilation * (k // 2)), nn.Conv2d's to 0; an input without a batch axis is refused; without `size` the layer is lazy.
 
@@ -284,7 +333,8 @@ class AAConv2d(AAConvNd):
         and value_channels.
     key_channels | key_ratio, value_channels | value_ratio: depth of queries and keys, and of values, in all heads
         together, given as such or as a fraction of out_channels (default 0.2 and 0.1), rounded by attention_channels.
-        value_channels == out_channels leaves no convolution: `conv` is None.
+        value_channels == out_channels leaves no convolution: `conv` is None (with combine="add" it stays, whatever
+        the values are).
     min_key_channels_per_head, min_value_channels_per_head: lower bounds when ratios are rounded, 20 as in the paper and
         1. Where one overrides a ratio that was given, a warning says so: below 800 channels it is the minimum of keys
         that decides in 8 heads, and not a key_ratio of 0.2.
@@ -296,16 +346,37 @@ class AAConv2d(AAConvNd):
     position: "relative", "none", "sinusoidal" or "coordconv".
     downsample: attend at half the resolution: 3x3 average pooling before, bilinear resizing after. A number
         halves it so often.
-    share_heads: one pair of relative tables for all heads (the paper's text), or one a head.
-    attention_bias: biases in the two 1x1 projections.
+    share_heads: one pair of relative tables for all heads (the paper's text), or one per head.
+    window: None attends to the whole map. K or (rows, columns) attends to K x K pixels around each, pushed inwards at
+        the edge: time and memory are linear in the pixels, and the tables are made for the window, so there is no
+        `size` and any map runs unchanged. A checkpoint of a layer without a window loads: the middle of its tables.
+    window_stride, window_dilation: so many neighbours share a window (the window itself: separate blocks), and every
+        so many pixels only are seen. See attend_2d.
+    attention_bias: biases in the two 1x1 projections; None has them with init="paper" alone.
     init: "scaled" draws the tables with standard deviation (key_channels / num_heads) ** -0.5; "literal" reads the
         paper's listing to the letter: that value is the mean, and the deviation is 1. "unit" draws tables, queries and
         keys so that the content, row and column part of a logit begin with a deviation of 1 each behind a ReLU; with
-        "scaled" it is about 0.1, and attention begins as an average over the map.
+        "scaled" it is about 0.1, and attention begins as an average over the map. "paper" begins as the paper's listing
+        does: the tables of "literal", Glorot's uniform weights in both projections, and biases of zero.
+    combine: "concat" puts attention in the place of output channels, as the paper does. "add" keeps the whole
+        convolution and adds attention, projected from value_channels to out_channels, behind `gate`, one number per
+        output channel that starts at zero: in eval mode a new layer computes what its convolution computes, to the bit.
+        Grouped and depthwise convolutions are taken as they are. A state dict that knows nothing of attention loads
+        with strict=False: its `weight` and `bias` are those of `conv`.
+    qk_norm: divide every query and key by its root mean square; `temperature`, one number per head that starts at 1,
+        multiplies the logits. Weight decay then cannot shrink them.
     backend: of the attention, see attend_2d. Gradients of gradients and torch.func.jvp work on the CPU in float32 and
         float64, and elsewhere with "eager".
 
     A stride makes the attention work at the output resolution, on average-pooled input.
+
+    >>> layer = AAConv2d(16, 96, 3, size=14)
+    >>> layer(torch.randn(2, 16, 14, 14)).shape
+    torch.Size([2, 96, 14, 14])
+    >>> layer.num_heads, layer.key_channels, layer.value_channels
+    (8, 160, 8)
+    >>> layer.attention_maps(torch.randn(1, 16, 14, 14)).shape
+    torch.Size([1, 8, 196, 196])
     """
 
     dimensions = 2
@@ -316,6 +387,9 @@ class AAConv1d(AAConvNd):
     """Drop-in for nn.Conv1d, AAConv2d over a sequence: [batch, in_channels, length] -> [batch, out_channels, length'].
 
     nn.Conv1d's arguments come first, then AAConv2d's; `rel_w` is the one relative table, `size` a length.
+
+    >>> AAConv1d(16, 96, 5)(torch.randn(2, 16, 40)).shape
+    torch.Size([2, 96, 40])
     """
 
     dimensions = 1

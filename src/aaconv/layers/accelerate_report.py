@@ -59,6 +59,6 @@ class Report(TableReport):
             tables = " x ".join(str((table.shape[0] + 1) // 2) for table in attention.tables())
             sizes = str(attention.num_heads), str(attention.depth), tables
             yield (row.name, type(row.module).__name__, *sizes, attention.operator, "; ".join(row.notes))
-        for row in self.kept:
-            yield (row.name, type(row.module).__name__, "", "", "", "its own forward", row.reason)
+        for kept in self.kept:
+            yield (kept.name, type(kept.module).__name__, "", "", "", "its own forward", kept.reason)
         yield ("in all", "", "", "", "", f"{len(self.replaced)} of {len(self.replaced) + len(self.kept)}", "")

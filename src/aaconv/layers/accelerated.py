@@ -23,7 +23,7 @@ class Accelerated:
     """and how many arguments of the module's forward it takes; any other must be None or False."""
 
     def __init__(self, module: nn.Module) -> None:
-        self.module = module
+        self.module: Any = module  # of a class that is not ours: `fits` has seen its parts
         self.names = tuple(inspect.signature(type(module).forward).parameters)[1:]
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -118,6 +118,6 @@ def has_tables(module: nn.Module | None, *names: str) -> bool:
     return all(isinstance(table, Tensor) and table.dim() == 2 for table in tables)
 
 
-def has_numbers(module: nn.Module, *names: str) -> bool:
+def has_numbers(module: nn.Module | None, *names: str) -> bool:
     """Whether the module has integers of these names."""
     return all(isinstance(getattr(module, name, None), int) for name in names)

@@ -2,7 +2,7 @@
 
 import inspect
 import warnings
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any
 
@@ -14,15 +14,20 @@ from .aaconv import AAConv2d
 from .augment_report import Replacement, Report, Size
 from .channels import RatioWarning, resolve_channels
 from .dry_run import copy_without_memory, run, uncompiled
+from .parameters import exclude_from_weight_decay
 from .where import Where, choose
 
 Example = Tensor | int | Sequence[int] | Sequence[Tensor]
+Rule = Mapping[str, Any] | Callable[[str, nn.Conv2d, Size], Any]
+"""From names of convolutions, or (name, conv, (height, width) of its output), to an option of that layer."""
+Downsample = bool | int | Rule
+Window = int | tuple[int, int] | None | Rule
 
 OPTIONS = {
     parameter.name
     for parameter in inspect.signature(AAConv2d).parameters.values()
     if parameter.kind is parameter.KEYWORD_ONLY
-} - {"device", "dtype"}
+} - {"device", "dtype", "downsample", "window"}
 """AAConv2d's keywords that a caller may choose; all else follows from the convolution."""
 SIZE_OPTIONS = OPTIONS & inspect.signature(resolve_channels).parameters.keys()
 
@@ -32,7 +37,8 @@ def augment(
     example: Example,
     *,
     where: Where,
-    downsample: bool | int | Callable[[str, nn.Conv2d, Size], bool | int] = False,
+    downsample: Downsample = False,
+    window: Window = None,
     grouped: bool = False,
     **options: Any,
 ) -> tuple[nn.Module, Report]:
@@ -43,26 +49,48 @@ def augment(
         finds the sizes; it costs no memory.
     where: which convolutions: a glob over module names ("layer[234].*.conv2"), a compiled regular expression, a list of
         names, or a callable (name, conv) -> bool. Names that match something else than a convolution are passed over.
-    downsample: as in AAConv2d, or a callable (name, conv, (height, width) of its output) -> bool | int.
+    downsample: as in AAConv2d, or a callable (name, conv, (height, width) of its output) -> bool | int, or a mapping
+        from names to numbers.
+    window: as in AAConv2d, or a callable or a mapping as `downsample`; None attends to the whole map.
     grouped: also take grouped convolutions. The first channels of every group stay convolutional, so the later layers
         see them in another order. Depthwise ones cannot be taken: augment the pointwise convolutions beside them.
-    options: AAConv2d's keyword arguments (num_heads, key_ratio, value_ratio, position, ...).
+    options: AAConv2d's keyword arguments (combine, num_heads, key_ratio, value_ratio, position, ...).
 
-    What stays convolutional keeps its weights, so a pretrained network stays useful.
+    By default (combine="concat") attention takes the place of output channels, as in the paper; what stays
+    convolutional keeps its weights, but the network has to be trained again. combine="add" breaks nothing: every
+    convolution stays whole, grouped and depthwise ones too, the same module in `conv`, and attention comes in behind
+    gates that start at zero. The network computes what it computed, to the bit in eval mode, and its old state dicts
+    load with strict=False, which then names the attention's parameters alone. Of those the tables, gates and
+    temperatures are left out of weight decay: model.no_weight_decay() names them, as timm's optimizers ask.
+
+    What was done is kept in model.augmentations, for aaconv.save_model.
+
+    >>> network = nn.Sequential(nn.Conv2d(3, 96, 3, padding=1), nn.ReLU(), nn.Conv2d(96, 96, 3, padding=1))
+    >>> network, report = augment(network, 8, where="2")
+    >>> network(torch.randn(1, 3, 8, 8)).shape
+    torch.Size([1, 96, 8, 8])
+    >>> print(report)
+    layer     map  attends at  heads   dk  dv  parameters  augmented
+    2       8 x 8       8 x 8      8  160   8      83,040    108,272
+    in all                                         83,040    108,272
     """
     _check_options(options)
     if any(uncompiled(module) is not module for module in model.modules()):
         raise ValueError("the model is compiled: augment it first, then torch.compile what augment returns")
-    chosen = choose(model, where, grouped)
-    maps = _map_sizes(model, example, chosen)
+    whole = options.get("combine") == "add"
+    chosen = choose(model, where, whole=whole, grouped=grouped)
+    inputs = example_inputs(model, example)
+    maps = map_sizes(model, inputs, chosen)
     layers: dict[nn.Conv2d, AAConv2d] = {}
     replacements, overrides = [], []
     for conv, names in chosen.items():
         in_size, out_size = maps[conv]
         settings = _without(options, SIZE_OPTIONS)
-        settings["downsample"] = downsample(names[0], conv, out_size) if callable(downsample) else downsample
+        settings["downsample"] = _of_layer(downsample, 0, names[0], conv, out_size)
+        settings["window"] = _of_layer(window, None, names[0], conv, out_size)
         try:
-            sizes = resolve_channels(conv.out_channels, groups=conv.groups, **_only(options, SIZE_OPTIONS))
+            channels = _only(options, SIZE_OPTIONS)
+            sizes = resolve_channels(conv.out_channels, groups=conv.groups, whole=whole, **channels)
             layers[conv] = _augmented(conv, in_size, out_size, settings | sizes.arguments())
         except ValueError as error:
             raise ValueError(f"{names[0]}: {error}") from None
@@ -76,12 +104,34 @@ def augment(
             else:
                 model.set_submodule(name, layers[conv])
     _warn(overrides, len(layers))
+    by_name = {names[0]: layers[conv] for conv, names in chosen.items()}
+    done: dict[str, Any] = {
+        "example": [list(x.shape) for x in inputs],
+        "where": where if isinstance(where, str) else [*by_name],
+        "downsample": {name: layer.downsample for name, layer in by_name.items()}
+        if callable(downsample)
+        else downsample,
+        "grouped": grouped,
+    }
+    if callable(window):
+        window = {name: layer.window.size for name, layer in by_name.items() if layer.window}
+    if window is not None:
+        done["window"] = window
+    model.__dict__["augmentations"] = (*getattr(model, "augmentations", ()), done | options)
+    exclude_from_weight_decay(model)
     return model, Report(tuple(replacements))
+
+
+def _of_layer(option: Any, otherwise: Any, name: str, conv: nn.Conv2d, out_size: Size) -> Any:
+    """An option that may be a rule, of one layer."""
+    if callable(option):
+        return option(name, conv, out_size)
+    return option.get(name, otherwise) if isinstance(option, Mapping) else option
 
 
 def _check_options(options: dict[str, Any]) -> None:
     for name in sorted(options.keys() - OPTIONS):
-        near = get_close_matches(name, OPTIONS | {"where", "downsample", "grouped"}, n=3)
+        near = get_close_matches(name, OPTIONS | {"where", "downsample", "window", "grouped"}, n=3)
         hint = f"nearest: {', '.join(near)}" if near else f"it takes {', '.join(sorted(OPTIONS))}"
         raise TypeError(f"augment takes no option {name!r}; {hint}")
 
@@ -96,12 +146,13 @@ def _warn(overrides: list[tuple[str, str]], layers: int) -> None:
             warnings.warn(f"{name}: {override}{others}" if name else override, RatioWarning, stacklevel=3)
 
 
-def _map_sizes(model: nn.Module, example: Example, convs: Collection[nn.Conv2d]) -> dict[nn.Conv2d, tuple[Size, Size]]:
+def map_sizes(
+    model: nn.Module, inputs: Sequence[Tensor], convs: Collection[nn.Conv2d]
+) -> dict[nn.Conv2d, tuple[Size, Size]]:
     """(height, width) into and out of every convolution; the largest where it runs several times."""
     for name, parameter in model.named_parameters():
         if is_lazy(parameter):
             raise ValueError(f"{name} is lazy, so the dry run cannot use it; run the model once before")
-    inputs = _example_inputs(model, example)
     try:
         sizes = _dry_run(model, inputs, convs)
     except Exception as error:
@@ -123,7 +174,7 @@ def _dry_run(
     def recorder(conv: nn.Conv2d) -> Callable[..., None]:
         def record(_: nn.Module, inputs: tuple[Tensor, ...], keywords: dict[str, Tensor], output: Tensor) -> None:
             map_in = inputs[0] if inputs else keywords["input"]
-            seen = tuple(map_in.shape[-2:]), tuple(output.shape[-2:])
+            seen = (map_in.shape[-2], map_in.shape[-1]), (output.shape[-2], output.shape[-1])
             sizes[conv] = max(sizes.get(conv, seen), seen)
 
         return record
@@ -150,11 +201,11 @@ def _part_that_runs(model: nn.Module, inputs: Sequence[Tensor], convs: Collectio
     return ""
 
 
-def _example_inputs(model: nn.Module, example: Example) -> tuple[Tensor, ...]:
+def example_inputs(model: nn.Module, example: Example) -> tuple[Tensor, ...]:
     """What the forward takes; a wanted shape without memory, in the dtype of the model."""
     if isinstance(example, Tensor):
         return (example,)
-    shape = tuple(example) if isinstance(example, Sequence) else (example, example)
+    shape: tuple[Any, ...] = tuple(example) if isinstance(example, Sequence) else (example, example)
     if shape and all(isinstance(part, Tensor) for part in shape):
         return shape
     if len(shape) == 2:

@@ -30,6 +30,11 @@ def attention_channels(
     """(d_k, d_v) of a convolution with out_channels: the ratios kappa and upsilon of it, rounded down to whole heads.
 
     d_k = max(m N_h, N_h floor(kappa F / N_h)) with m = min_key_channels_per_head, and d_v alike with its own minimum.
+
+    >>> attention_channels(256, 8)
+    (160, 24)
+    >>> attention_channels(256, 4, key_ratio=0.5, value_ratio=0.25)
+    (128, 64)
     """
     if num_heads < 1:
         raise ValueError(f"num_heads must be at least 1, got num_heads={num_heads}")
@@ -87,8 +92,14 @@ def resolve_channels(
     min_key_channels_per_head: int = 20,
     min_value_channels_per_head: int = 1,
     groups: int = 1,
+    *,
+    whole: bool = False,
 ) -> Channels:
-    """AAConv2d's arguments, checked and completed: channels given as such, or ratios (None: the default) rounded."""
+    """AAConv2d's arguments, checked and completed: channels given as such, or ratios (None: the default) rounded.
+
+    whole: the convolution keeps all its channels, so that values take none of them, and groups do not matter.
+    """
+    groups = 1 if whole else groups
     of_keys = DEFAULT_KEY_RATIO if key_ratio is None else key_ratio
     of_values = DEFAULT_VALUE_RATIO if value_ratio is None else value_ratio
     _check_ratios(of_keys, of_values)
@@ -117,7 +128,7 @@ def resolve_channels(
         if channels is None and not isinstance(ratio, Preset) and from_ratio != num_heads * per_head:
             overrides.append(_override(name, ratio, per_head, from_ratio, out_channels, num_heads, groups))
     key_channels, value_channels = (rounded if channels is None else channels for _, channels, _, rounded in given)
-    _check_channels(out_channels, num_heads, key_channels, value_channels)
+    _check_channels(out_channels, num_heads, key_channels, value_channels, whole)
     return Channels(num_heads, key_channels, value_channels, tuple(overrides))
 
 
@@ -150,7 +161,7 @@ def _override(
     )
 
 
-def _check_channels(out_channels: int, num_heads: int, key_channels: int, value_channels: int) -> None:
+def _check_channels(out_channels: int, num_heads: int, key_channels: int, value_channels: int, whole: bool) -> None:
     for name, channels in (("key", key_channels), ("value", value_channels)):
         if channels % num_heads:
             raise ValueError(
@@ -163,7 +174,7 @@ def _check_channels(out_channels: int, num_heads: int, key_channels: int, value_
                 f"num_heads={num_heads}); try {name}_channels={num_heads}, fewer heads, "
                 f"or min_{name}_channels_per_head=1"
             )
-    if value_channels > out_channels:
+    if value_channels > out_channels and not whole:
         way_out = (
             f"at most value_channels={out_channels - out_channels % num_heads}"
             if num_heads <= out_channels
@@ -200,3 +211,10 @@ def in_each_dimension(name: str, value: int | Sequence[int], dimensions: int, le
         wanted = "an int" if dimensions == 1 else f"an int or {dimensions} of them"
         raise ValueError(f"{name} must be {wanted}, at least {least}, got {name}={value!r}")
     return tuple(values)
+
+
+def one_of(name: str, value: str, known: Sequence[str]) -> str:
+    """The value itself, or a ValueError that lists those there are."""
+    if value not in known:
+        raise ValueError(f"{name} must be one of {', '.join(known)}, got {name}={value!r}")
+    return value

@@ -1,6 +1,7 @@
 """The convolution beside the attention: with fewer output channels than it was made with, or computed with more."""
 
 import copy
+from typing import Any, TypeGuard, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -8,27 +9,33 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
+Conv = TypeVar("Conv", bound=nn.Conv1d | nn.Conv2d)
+
 ALIGNED = 32
 """Channels that a GPU's convolutions like to come in multiples of."""
 TILE = 128
 """Channels that they compute together, where there are many: a few more in the last tile take no longer."""
 
 
-def check_own_weights(conv: nn.Module) -> None:
-    """A ValueError where the weights of the convolution are not there yet, or not its own."""
+def check_made(conv: nn.Conv1d | nn.Conv2d) -> None:
+    """A ValueError where the weights of the convolution are not there yet."""
     if is_lazy(conv.weight):
         raise ValueError("the convolution is lazy: its weights are not made yet; run a forward first")
+
+
+def check_own_weights(conv: nn.Conv1d | nn.Conv2d) -> None:
+    """A ValueError where the weights of the convolution are not its own."""
     own = dict(conv.named_parameters(recurse=False))
     for name in ("weight", "bias"):
         if name not in own and getattr(conv, name) is not None:
             raise ValueError(
                 f"the convolution computes its {name} from other parameters (parametrized, normalised or pruned), "
                 f"which cannot be cut to fewer channels; make that permanent first, as "
-                f"torch.nn.utils.parametrize.remove_parametrizations does"
+                f"torch.nn.utils.parametrize.remove_parametrizations does, or pass combine='add', which cuts nothing"
             )
 
 
-def first_channels(conv: nn.Conv2d, channels: int) -> nn.Conv2d:
+def first_channels(conv: Conv, channels: int) -> Conv:
     """A copy of the convolution with its first output channels only, the first of every group where it has groups."""
     kept = torch.arange(conv.out_channels, device=conv.weight.device).view(conv.groups, -1)
     kept = kept[:, : channels // conv.groups].flatten()
@@ -44,7 +51,7 @@ def first_channels(conv: nn.Conv2d, channels: int) -> nn.Conv2d:
     return shortened
 
 
-def likes_more_channels(conv: nn.Module, channels: int) -> bool:
+def likes_more_channels(conv: nn.Module, channels: int) -> TypeGuard[nn.Conv2d]:
     """Whether GPUs would do so many output channels as fast as those that it has, or faster."""
     return (
         type(conv) is nn.Conv2d  # not one that makes its weights, such as a parametrized or quantized one
@@ -75,7 +82,7 @@ def convolve_around(conv: nn.Conv2d, x: Tensor, attended: Tensor) -> Tensor:
     slots = attended.shape[1]
     weight = F.pad(conv.weight, (0, 0) * (conv.weight.dim() - 1) + (0, slots))
     bias = None if conv.bias is None else F.pad(conv.bias, (0, slots))
-    padding = conv.padding
+    padding: str | int | tuple[int, ...] = conv.padding
     if conv.padding_mode != "zeros":
         x, padding = F.pad(x, _sides(conv), mode=conv.padding_mode), 0
     result = F.conv2d(x, weight, bias, conv.stride, padding, conv.dilation, conv.groups)
@@ -92,7 +99,7 @@ def convolve_without_gradient(conv: nn.Conv2d, x: Tensor, attended: Tensor) -> T
     key = (slots, dtype, conv.weight.device, tuple(conv.weight.shape))
     known = _widened.setdefault(conv, {})
     if key not in known:
-        like = {"dtype": dtype, "device": conv.weight.device}
+        like: dict[str, Any] = {"dtype": dtype, "device": conv.weight.device}
         with torch.inference_mode(False):  # else only that mode could fill them again
             weight = torch.zeros(channels + slots, *conv.weight.shape[1:], **like)
             bias = None if conv.bias is None else torch.zeros(channels + slots, **like)
@@ -100,7 +107,7 @@ def convolve_without_gradient(conv: nn.Conv2d, x: Tensor, attended: Tensor) -> T
             known[key] = weight.to(memory_format=torch.channels_last), bias
     weight, bias = known[key]
     weight[:channels].copy_(conv.weight)
-    if bias is not None:
+    if bias is not None and conv.bias is not None:
         bias[:channels].copy_(conv.bias)
     result = F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation)
     result[:, -slots:] = attended
@@ -128,5 +135,6 @@ def _sides(conv: nn.Conv2d) -> list[int]:
     if conv.padding == "same":
         totals = [dilation * (kernel - 1) for kernel, dilation in zip(conv.kernel_size, conv.dilation, strict=True)]
     else:
+        assert not isinstance(conv.padding, str)
         totals = [2 * padding for padding in conv.padding]
     return [side for total in reversed(totals) for side in (total // 2, total - total // 2)]

@@ -55,7 +55,7 @@ def uncompiled(model: nn.Module) -> nn.Module:
 
 def _without_memory(tensor: Tensor) -> Tensor:
     if is_lazy(tensor):
-        return UninitializedParameter(device="meta", dtype=tensor.dtype)
+        return UninitializedParameter(device="meta", dtype=tensor.dtype)  # type: ignore[call-arg]
     meta = torch.empty(tensor.shape, dtype=tensor.dtype, device="meta")
     return nn.Parameter(meta, tensor.requires_grad) if isinstance(tensor, nn.Parameter) else meta
 

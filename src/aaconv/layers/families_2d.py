@@ -55,7 +55,7 @@ class Packed(OneMap):
     @classmethod
     def fits(cls, module: nn.Module) -> bool:
         heads = getattr(module, "num_heads", None) or getattr(module, "num_attention_heads", None)
-        tables = has_tables(module, "rel_pos_h", "rel_pos_w") or _switched_off(module)
+        tables = has_tables(module, "rel_pos_h", "rel_pos_w") or _switched_off(module) is not None
         return isinstance(heads, int) and has_parts(module, "qkv", "proj") and tables and not hasattr(module, "pool_q")
 
     @classmethod
@@ -91,8 +91,8 @@ class Packed(OneMap):
 
     def _normed(self, qkv: Tensor) -> Tensor:
         """With the norms of queries and keys, where the module has some."""
-        q_norm, k_norm = (getattr(self.module, name, None) for name in ("q_norm", "k_norm"))
-        if all(norm is None or isinstance(norm, nn.Identity) for norm in (q_norm, k_norm)):
+        q_norm, k_norm = (getattr(self.module, name, None) or nn.Identity() for name in ("q_norm", "k_norm"))
+        if isinstance(q_norm, nn.Identity) and isinstance(k_norm, nn.Identity):
             return qkv
         q, k, v = qkv.unflatten(-1, (3, self.num_heads, self.depth)).unbind(-3)
         return torch.stack([q_norm(q), k_norm(k), v], dim=-3).flatten(-3)
@@ -158,7 +158,7 @@ class Bottleneck(OneMap):
         return self.module.pos_embed.height_rel, self.module.pos_embed.width_rel
 
     def stand_ins(self) -> dict[str, nn.Module]:
-        position = with_own_parts(self.module.pos_embed)
+        position: Any = with_own_parts(self.module.pos_embed)
         position.height, position.width = SMALL
         for name, length in zip(("height_rel", "width_rel"), SMALL, strict=True):
             setattr(position, name, nn.Parameter(torch.randn(2 * length - 1, self.depth, dtype=torch.float64)))

@@ -89,7 +89,7 @@ class MultiScale(Accelerated):
         tables = has_tables(module, "rel_pos_h", "rel_pos_w")
         return switches and tables and has_numbers(module, "num_heads", "dim_out") and has_parts(module, "qkv", "proj")
 
-    def compute(self, x: Tensor, feat_size: Sequence[int]) -> tuple[Tensor, list[int]]:
+    def compute(self, x: Tensor, feat_size: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
         module = self.module
         q, k, v = module.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         q, q_size = self._pooled(q, module.pool_q, module.norm_q, feat_size)

@@ -5,6 +5,8 @@ the same shape. `after` says where a network puts them: "block" on the residual 
 every stage but the last.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -20,7 +22,9 @@ def _hidden(channels: int, reduction: int) -> int:
     return max(1, channels // reduction)
 
 
-def _bottleneck(channels: int, hidden: int, bias: bool, out_channels: int | None = None, **factory) -> nn.Sequential:
+def _bottleneck(
+    channels: int, hidden: int, bias: bool, out_channels: int | None = None, **factory: Any
+) -> nn.Sequential:
     return nn.Sequential(
         nn.Conv2d(channels, hidden, 1, bias=bias, **factory),
         nn.ReLU(inplace=True),
@@ -37,7 +41,15 @@ class SE(nn.Module):
 
     after = "block"
 
-    def __init__(self, channels: int, reduction: int = 16, bias: bool = False, *, device=None, dtype=None):
+    def __init__(
+        self,
+        channels: int,
+        reduction: int = 16,
+        bias: bool = False,
+        *,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ):
         super().__init__()
         self.mlp = _bottleneck(channels, _hidden(channels, reduction), bias, device=device, dtype=dtype)
 
@@ -62,11 +74,11 @@ class GE(nn.Module):
         extent: int | None = None,
         size: int | tuple[int, int] | None = None,
         *,
-        device=None,
-        dtype=None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
     ):
         super().__init__()
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         if extent is not None and (extent < 2 or extent & (extent - 1)):
             raise ValueError(f"extent must be a power of two of at least 2, or None for the whole map, got {extent=}")
         if learned and extent is None and size is None:
@@ -75,12 +87,12 @@ class GE(nn.Module):
             )
         self.extent = extent
         self.gather = None
-        if learned and extent is None:
-            self.gather = _depthwise(channels, size, stride=1, padding=0, **factory)
-        elif learned:
+        if learned and extent is not None:
             steps = extent.bit_length() - 1
             halve = {"stride": 2, "padding": 1, **factory}
             self.gather = nn.Sequential(*(_depthwise(channels, 3, **halve) for _ in range(steps)))
+        elif learned and size is not None:
+            self.gather = _depthwise(channels, size, stride=1, padding=0, **factory)
 
     @leaf
     def forward(self, x: Tensor) -> Tensor:
@@ -96,7 +108,9 @@ class GE(nn.Module):
         return x * gathered.sigmoid()
 
 
-def _depthwise(channels: int, kernel_size, *, stride: int, padding: int, **factory) -> nn.Sequential:
+def _depthwise(
+    channels: int, kernel_size: int | tuple[int, int], *, stride: int, padding: int, **factory: Any
+) -> nn.Sequential:
     conv = nn.Conv2d(channels, channels, kernel_size, stride, padding, groups=channels, bias=False, **factory)
     return nn.Sequential(conv, nn.BatchNorm2d(channels, **factory))
 
@@ -106,14 +120,21 @@ class BAM(nn.Module):
 
     after = "stage"
 
-    def __init__(self, channels: int, reduction: int = 16, dilation: int = 4, *, device=None, dtype=None):
+    def __init__(
+        self,
+        channels: int,
+        reduction: int = 16,
+        dilation: int = 4,
+        *,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ):
         super().__init__()
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         hidden = _hidden(channels, reduction)
 
         def conv_norm_act(in_channels: int, kernel_size: int, padding: int = 0) -> list[nn.Module]:
-            dilated = {"padding": padding, "dilation": max(1, padding)}
-            conv = nn.Conv2d(in_channels, hidden, kernel_size, **dilated, **factory)
+            conv = nn.Conv2d(in_channels, hidden, kernel_size, padding=padding, dilation=max(1, padding), **factory)
             return [conv, nn.BatchNorm2d(hidden, **factory), nn.ReLU(inplace=True)]
 
         # Linear layers and a 1-d batch norm: the pooled map is [batch, channels].
@@ -140,11 +161,19 @@ class CBAM(nn.Module):
 
     after = "block"
 
-    def __init__(self, channels: int, reduction: int = 16, kernel_size: int = 7, *, device=None, dtype=None):
+    def __init__(
+        self,
+        channels: int,
+        reduction: int = 16,
+        kernel_size: int = 7,
+        *,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ):
         super().__init__()
         if kernel_size % 2 == 0:
             raise ValueError(f"kernel_size must be odd to keep the shape, got {kernel_size=}; try {kernel_size + 1}")
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.mlp = _bottleneck(channels, _hidden(channels, reduction), bias=True, **factory)
         self.spatial = nn.Sequential(
             nn.Conv2d(2, 1, kernel_size, padding=kernel_size // 2, bias=False, **factory), nn.BatchNorm2d(1, **factory)
@@ -165,9 +194,9 @@ class GALA(nn.Module):
 
     after = "block"
 
-    def __init__(self, channels: int, reduction: int = 16, *, device=None, dtype=None):
+    def __init__(self, channels: int, reduction: int = 16, *, device: Any = None, dtype: torch.dtype | None = None):
         super().__init__()
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         hidden = _hidden(channels, reduction)
         self.channel = _bottleneck(channels, hidden, bias=False, **factory)
         self.saliency = _bottleneck(channels, hidden, bias=False, out_channels=1, **factory)
@@ -182,4 +211,4 @@ class GALA(nn.Module):
         return x * (a * (channel + saliency) + m * channel * saliency)
 
 
-GATES: dict[str, type[nn.Module]] = {"se": SE, "ge": GE, "bam": BAM, "cbam": CBAM, "gala": GALA}
+GATES: dict[str, type[SE | GE | BAM | CBAM | GALA]] = {"se": SE, "ge": GE, "bam": BAM, "cbam": CBAM, "gala": GALA}

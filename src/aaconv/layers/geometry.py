@@ -4,10 +4,12 @@ A map has rows and columns; a sequence is a map of one row, whose axis of rows i
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..attention import windows
 from .pooling import average
 
 
@@ -74,7 +76,24 @@ class Geometry:
         stride = (self.rows.stride, self.columns.stride)
         if stride != (1, 1):
             x = average(x, (window_height, window_width), stride)
-        out_size = x.shape[-2:]
+        out_size = x.shape[-2], x.shape[-1]
         for _ in range(self.halvings):
             x = average(x, (3, 3), (2, 2))
         return x, out_size
+
+
+def resolve_window(dimensions: int, window: Any, stride: Any, dilation: Any, size: Any) -> windows.Window | None:
+    """The windows of a layer, None where it attends to the whole map."""
+    if window is None:
+        for name, value in (("window_stride", stride), ("window_dilation", dilation)):
+            if value != 1:
+                raise ValueError(f"{name}={value} has no meaning without a window; pass window=K as well")
+        return None
+    if size is not None:
+        raise ValueError(f"size={size} has no meaning with a window, for which the tables are made; leave it out")
+    if dimensions == 2:
+        return windows.make_window(window, stride, dilation)
+    for name, value in (("window", window), ("window_stride", stride), ("window_dilation", dilation)):
+        if not isinstance(value, int):
+            raise ValueError(f"{name} of a sequence must be a whole number, got {name}={value!r}")
+    return windows.make_window(window, stride, dilation)._replace(rows=windows.Axis(1))

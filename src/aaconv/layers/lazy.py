@@ -35,8 +35,9 @@ class LazyTables(LazyModuleMixin):
     def initialize_parameters(self, input: Tensor) -> None:
         if isinstance(input, fx.Proxy):
             raise ValueError(WAY_OUT)
-        if self.has_uninitialized_params():  # a checkpoint may have brought the tables
-            self.materialize_tables(self.table_size(input))
+        # A checkpoint may have brought the tables.
+        if self.has_uninitialized_params():  # type: ignore[misc]
+            self.materialize_tables(self.table_size(input))  # type: ignore[attr-defined]
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
         return _unpickled, (self.cls_to_become,), self.__getstate__()
@@ -48,17 +49,17 @@ def _lazy_class(cls: type[nn.Module]) -> type[nn.Module]:
 
 
 def _unpickled(cls: type[nn.Module]) -> nn.Module:
-    lazy = _lazy_class(cls)
+    lazy = _lazy_class(cls)  # type: ignore[arg-type]
     return lazy.__new__(lazy)
 
 
-def make_lazy(module: nn.Module) -> None:
+def make_lazy(module: Any) -> None:
     """Let the module's first forward, or a checkpoint, decide the size of its tables: module.table_size(input)."""
-    module.__class__ = _lazy_class(type(module))
+    module.__class__ = _lazy_class(type(module))  # type: ignore[arg-type]
     module._load_hook = module._register_load_state_dict_pre_hook(module._lazy_load_hook)
     module._initialize_hook = module.register_forward_pre_hook(module._infer_parameters, with_kwargs=True)
 
 
-def initialize(module: nn.Module, input: Tensor) -> None:
+def initialize(module: Any, input: Tensor) -> None:
     """What the first forward would do for this input; the module is an ordinary one afterwards."""
     module._infer_parameters(module, (input,))

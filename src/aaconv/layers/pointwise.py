@@ -4,6 +4,8 @@ There a product takes the host half as long to start as a convolution. Not compi
 makes views and transposes of it, 66 operations in a training step of the layer where convolutions have 39.
 """
 
+from typing import TypeGuard
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,7 +28,7 @@ def project_out(conv: nn.Module, x: Tensor) -> Tensor:
     return conv(x.permute(0, 3, 1, 2))
 
 
-def is_plain(conv: nn.Module) -> bool:
+def is_plain(conv: nn.Module) -> TypeGuard[nn.Conv2d]:
     """Whether it does nothing but convolve: nobody has put another module in its place, or watches it."""
     return type(conv) is nn.Conv2d and not has_hooks(conv)
 

@@ -1,5 +1,7 @@
 """Feature maps made smaller by averages and larger by bilinear interpolation, with gradients that compile well."""
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -25,11 +27,11 @@ class Halve(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx, x: Tensor) -> Tensor:
+    def forward(ctx: Any, x: Tensor) -> Tensor:
         return F.avg_pool2d(x, 3, 2, 1, count_include_pad=False)
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> Tensor:
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
         batch, channels, height, width = grad.shape
         grads = grad.permute(0, 2, 3, 1)  # channels last: so will be what the compiler has to store in between
         shares = grads * (_share(height, grad)[:, None] * _share(width, grad))[..., None]  # of each pixel of a window

@@ -2,7 +2,7 @@
 
 import logging
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,7 @@ from torch.nn.parameter import is_lazy
 from .lazy import UninitializedTable
 from .tracing import is_exporting
 
+WINDOW_MARK = "tables_of_window"
 _log = logging.getLogger("aaconv")
 _told_resizes: set[tuple[int, int]] = set()
 
@@ -25,6 +26,8 @@ class TableSpec:
     heads: int | None
     mean: float
     std: float
+    of_window: bool = False
+    """Made for a window, which is the same whatever the map."""
 
     def shape(self, length: int) -> tuple[int, ...]:
         """Of the table for an axis of so many pixels."""
@@ -49,9 +52,12 @@ class RelativeTables(nn.Module):
         self.register_parameter("rel_h", None)
         self.register_parameter("rel_w", None)
         for name in spec.names:
-            self.register_parameter(name, UninitializedTable(**factory))
+            self.register_parameter(name, UninitializedTable(**factory))  # type: ignore[arg-type]
         if spec.names:
             self.register_load_state_dict_pre_hook(_fit_on_load)
+        if spec.names and spec.of_window:
+            # Tells a checkpoint of a window from one of a smaller map, whose distances mean something else.
+            self.register_buffer(WINDOW_MARK, torch.ones((), dtype=torch.bool, device=factory.get("device")))
         if size is not None:
             self.materialize_tables(size)
 
@@ -61,7 +67,7 @@ class RelativeTables(nn.Module):
         with torch.inference_mode(False), torch.no_grad():
             for table, length in zip((self.rel_h, self.rel_w), size, strict=True):
                 if table is not None:
-                    table.materialize(self.table_spec.shape(length))
+                    table.materialize(self.table_spec.shape(length))  # type: ignore[attr-defined]
             self.draw_tables()
 
     def draw_tables(self) -> None:
@@ -82,15 +88,24 @@ class RelativeTables(nn.Module):
         """(rel_h, rel_w) for a map of height x width, as attend_2d takes them."""
         if self.rel_w is None:
             return None, None
+        if self.table_spec.of_window:
+            return self._with_rows(self.rel_h, self.rel_w)
         rel_w = fit_table(self.rel_w, width)
-        if self.rel_h is None:
+        return self._with_rows(None if self.rel_h is None else fit_table(self.rel_h, height), rel_w)
+
+    @staticmethod
+    def _with_rows(rel_h: Tensor | None, rel_w: Tensor) -> tuple[Tensor, Tensor]:
+        if rel_h is None:
             # One row: its logit is the same for every key, so the softmax does not see it.
             return rel_w.new_zeros(*rel_w.shape[:-2], 1, rel_w.shape[-1]), rel_w
-        return fit_table(self.rel_h, height), rel_w
+        return rel_h, rel_w
 
 
 def _fit_on_load(module: RelativeTables, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
     """Before a state dict is loaded: fit its tables to those of the module."""
+    of_window = state_dict.pop(prefix + WINDOW_MARK, None) is not None
+    if module.table_spec.of_window:
+        state_dict[prefix + WINDOW_MARK] = getattr(module, WINDOW_MARK)
     for name in module.table_spec.names:
         own, key = getattr(module, name), prefix + name
         loaded = state_dict.get(key)
@@ -98,7 +113,8 @@ def _fit_on_load(module: RelativeTables, state_dict: dict[str, Any], prefix: str
             continue
         old, new = (loaded.shape[-2] + 1) // 2, (own.shape[-2] + 1) // 2
         if old != new:
-            state_dict[key] = fit_table(loaded, new)
+            both = of_window or module.table_spec.of_window
+            state_dict[key] = extend_table(loaded, new) if both else fit_table(loaded, new)
             if (old, new) not in _told_resizes:
                 _told_resizes.add((old, new))
                 _log.warning("relative tables for maps of %d pixels resized to %d (first: %s)", old, new, key)
@@ -119,6 +135,14 @@ def fit_table(table: Tensor, length: int) -> Tensor:
     return _interpolate(table, longest, length)
 
 
+def extend_table(table: Tensor, length: int) -> Tensor:
+    """A window's table for another window, or from and to that of a map: distances stay what they are. A larger one
+    repeats the farthest vectors that the table knows."""
+    longest = (table.shape[-2] + 1) // 2
+    place = torch.arange(2 * length - 1, device=table.device) - (length - 1)
+    return table[..., place.clamp(1 - longest, longest - 1) + longest - 1, :]
+
+
 def _interpolate(table: Tensor, longest: int, length: int) -> Tensor:
     """Cubic convolution (Keys, a = -1/2) at the stretched offsets; at whole offsets it is the table, bit for bit."""
     exact = torch.promote_types(table.dtype, torch.float32)
@@ -137,4 +161,4 @@ def _interpolate(table: Tensor, longest: int, length: int) -> Tensor:
     last = 2 * longest - 2
     taps = ((left.long() + step).clamp(0, last) for step in (-1, 0, 1, 2))
     fitted = sum(weight * table[..., tap, :].to(exact) for weight, tap in zip(weights, taps, strict=True))
-    return fitted.to(table.dtype)
+    return cast(Tensor, fitted).to(table.dtype)

@@ -12,8 +12,11 @@ from .aaconv import AAConvNd
 Where = str | re.Pattern[str] | Iterable[str] | Callable[[str, nn.Conv2d], bool]
 
 
-def choose(model: nn.Module, where: Where, grouped: bool) -> dict[nn.Conv2d, list[str]]:
-    """The convolutions that `where` names, each with all the names it has in the model."""
+def choose(model: nn.Module, where: Where, *, whole: bool, grouped: bool) -> dict[nn.Conv2d, list[str]]:
+    """The convolutions that `where` names, each with all the names it has in the model.
+
+    whole: they stay whole, so that their groups do not matter; else `grouped` asks for grouped ones.
+    """
     convs = {
         name: module
         for name, module in model.named_modules(remove_duplicate=False)
@@ -32,7 +35,8 @@ def choose(model: nn.Module, where: Where, grouped: bool) -> dict[nn.Conv2d, lis
             f"{_hint(where, convs)}"
         )
     for conv, names in chosen.items():
-        _check_groups(names[0], conv, convs, grouped)
+        if not whole:
+            _check_groups(names[0], conv, convs, grouped)
     return chosen
 
 
@@ -81,12 +85,12 @@ def _check_groups(name: str, conv: nn.Conv2d, convs: dict[str, nn.Conv2d], group
     if conv.groups == conv.out_channels:
         raise ValueError(
             f"{name} is a depthwise convolution (groups={conv.groups}): its groups have one channel each, which cannot "
-            f"be shared out between convolution and attention; {_instead_of(name, convs)}"
+            f"be shared out between convolution and attention (combine='add' adds it); {_instead_of(name, convs)}"
         )
     if not grouped:
         raise ValueError(
             f"{name} is a grouped convolution (groups={conv.groups}): its groups do not see each other, and attention "
-            f"would mix them; leave it out of `where`, or pass grouped=True to augment it all the same"
+            f"would mix them; leave it out of `where`, pass combine='add', or grouped=True to augment it all the same"
         )
 
 

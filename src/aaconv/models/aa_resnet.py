@@ -56,16 +56,18 @@ class ResNet(resnet.ResNet):
             also=["img_size"],
         )
         img_size = image_size(img_size)
-        gate_class = GATES.get(gate)
+        gate_class = None if gate is None else GATES[gate]
         if gate_class and gate_class.after == "block":
             rest["block_args"] = {"attn_layer": partial(gate_class, **gated), **(rest.get("block_args") or {})}
-        super().__init__(_BLOCKS[block], layers, **rest)
-        factory = {"device": self.conv1.weight.device, "dtype": self.conv1.weight.dtype}
-        if self.layer1[0].downsample is None:
-            self.layer1[0].downsample = _projection(self.layer1[0], **factory)
+        super().__init__(_BLOCKS[block], layers, **rest)  # type: ignore[arg-type]
+        factory: dict[str, Any] = {"device": self.conv1.weight.device, "dtype": self.conv1.weight.dtype}
+        first: Any = self.get_submodule("layer1.0")
+        if first.downsample is None:
+            first.downsample = _projection(first, **factory)
         if gate_class and gate_class.after == "stage":
-            for stage, info in zip((self.layer1, self.layer2, self.layer3), self.feature_info[1:], strict=False):
-                stage.append(gate_class(info["num_chs"], **gated, **factory))
+            stages: Any = self.layer1, self.layer2, self.layer3
+            for stage, info in zip(stages, self.feature_info[1:], strict=False):
+                stage.append(gate_class(info["num_chs"], **gated, **factory))  # type: ignore[arg-type]
         if augmented:
             self._augment(block, img_size, attention)
 

@@ -48,7 +48,7 @@ class Head(nn.Module):
 
     def _predict(self, x: Tensor, level: int) -> Tensor:
         for conv, norms in zip(self.convs, self.norms, strict=True):
-            x = F.relu(norms[level](conv(x)), inplace=True)
+            x = F.relu(norms[level](conv(x)), inplace=True)  # type: ignore[index]
         return self.predict(x).permute(0, 2, 3, 1).reshape(x.shape[0], -1, self.outputs)
 
 
@@ -99,8 +99,9 @@ class RetinaNet(nn.Module):
         if isinstance(backbone, str):
             if img_size is not None:
                 options["img_size"] = image_size(img_size)
-            pretrained = {"pretrained": pretrained_backbone, "in_chans": in_chans}
-            backbone = timm.create_model(backbone, features_only=True, **pretrained, **options)
+            backbone = timm.create_model(
+                backbone, pretrained_backbone, features_only=True, in_chans=in_chans, **options
+            )
         elif options or pretrained_backbone:
             raise TypeError(f"a backbone that is built already takes no options, got {', '.join(options) or 'weights'}")
         self.backbone = backbone
@@ -111,7 +112,7 @@ class RetinaNet(nn.Module):
         make_head = partial(Head, channels, anchors, depth=head_depth, levels=len(self.strides))
         self.class_head = make_head(num_classes)
         self.box_head = make_head(4)
-        nn.init.constant_(self.class_head.predict.bias, math.log(PRIOR / (1 - PRIOR)))
+        _start_at_prior(self.class_head.predict)
         self._anchors: dict[tuple, list[Tensor]] = {}
 
     def forward(self, images: Tensor | Sequence[Tensor]) -> tuple[Tensor, Tensor] | list[Detections]:
@@ -129,7 +130,7 @@ class RetinaNet(nn.Module):
 
     def anchors(self, size: tuple[int, int], device: torch.device | str | None = None) -> list[Tensor]:
         """Per level [anchors, 4], in the order of the outputs, for canvases of `size`; made once."""
-        size, device = tuple(size), torch.device(device or next(self.parameters()).device)
+        size, device = (size[0], size[1]), torch.device(device or next(self.parameters()).device)
         if any(side % self.multiple or side < 1 for side in size):
             raise ValueError(f"the size must be a multiple of {self.multiple}, got {size[0]} x {size[1]}")
         if (size, device) not in self._anchors:
@@ -149,7 +150,7 @@ class RetinaNet(nn.Module):
         """
         if len(images) == 0:
             return []
-        sizes = [tuple(image.shape[-2:]) for image in images]
+        sizes = [(image.shape[-2], image.shape[-1]) for image in images]
         height, width = (_round_up(max(sides), self.multiple) for sides in zip(*sizes, strict=True))
         canvas = images[0].new_zeros(len(images), self.in_chans, height, width)
         for place, image in zip(canvas, images, strict=True):
@@ -168,7 +169,7 @@ class RetinaNet(nn.Module):
         self.num_classes = self.class_head.outputs = num_classes
         new = nn.Conv2d(old.in_channels, self.class_head.anchors * num_classes, 3, padding=1)
         nn.init.normal_(new.weight, std=0.01)
-        nn.init.constant_(new.bias, math.log(PRIOR / (1 - PRIOR)))
+        _start_at_prior(new)
         self.class_head.predict = new.to(old.weight).train(self.training)
 
     def set_grad_checkpointing(self, enable: bool = True) -> None:
@@ -184,13 +185,18 @@ def retinanet(backbone: str | nn.Module, **options: Any) -> RetinaNet:
     return RetinaNet(backbone, **options)
 
 
+def _start_at_prior(predict: nn.Conv2d) -> None:
+    assert predict.bias is not None
+    nn.init.constant_(predict.bias, math.log(PRIOR / (1 - PRIOR)))
+
+
 def _last_three(backbone: nn.Module) -> tuple[list[int], list[int], list[int]]:
     """Which of the maps of a backbone feed the pyramid, their channels and their strides."""
     if not hasattr(backbone, "feature_info"):
         raise ValueError(
             f"the backbone {type(backbone).__name__} has no feature_info; build it with features_only=True"
         )
-    info = backbone.feature_info
+    info: Any = backbone.feature_info
     channels, strides = info.channels(), info.reduction()
     taken = [i for i, stride in enumerate(strides) if i + 1 == len(strides) or strides[i + 1] > stride][-3:]
     if len(taken) < 3 or any(2 * strides[a] != strides[b] for a, b in pairwise(taken)):

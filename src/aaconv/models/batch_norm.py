@@ -22,7 +22,7 @@ class ShiftBatchNorm2d(nn.BatchNorm2d):
         _keep_scale(self)
         self.register_load_state_dict_post_hook(_keep_scale)  # assign=True makes it a parameter
 
-    forward = leaf(nn.BatchNorm2d.forward)
+    forward = leaf(nn.BatchNorm2d.forward)  # type: ignore[assignment]
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Self:
         super()._apply(fn, recurse)

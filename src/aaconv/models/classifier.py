@@ -34,7 +34,7 @@ class Classifier(nn.Module):
 
     def reset_classifier(self, num_classes: int, global_pool: str = "avg") -> None:
         weight = next(self.parameters())
-        like = {"device": weight.device, "dtype": weight.dtype}
+        like: dict[str, Any] = {"device": weight.device, "dtype": weight.dtype}
         self.num_classes = num_classes
         self.global_pool, self.fc = create_classifier(self.num_features, num_classes, pool_type=global_pool, **like)
         self.global_pool.train(self.training)

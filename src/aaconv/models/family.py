@@ -30,7 +30,7 @@ def keyword_names(function: Callable[..., Any]) -> set[str]:
     return inspect.signature(function).parameters.keys() - {"self"}
 
 
-ATTENTION_OPTIONS = OPTIONS - _SET_FOR_THE_CALLER | {"where"}
+ATTENTION_OPTIONS = OPTIONS - _SET_FOR_THE_CALLER | {"where", "downsample", "window"}
 
 
 def gate_options(gate: str | None) -> set[str]:
@@ -64,10 +64,12 @@ def image_size(img_size: int | tuple[int, int]) -> tuple[int, int]:
 
 
 def augment_network(
-    model: nn.Module, in_chans: int, img_size: tuple[int, int], options: dict[str, Any], **rule
+    model: nn.Module, in_chans: int, img_size: tuple[int, int], options: dict[str, Any], **rule: Any
 ) -> None:
     """Augment by the paper's rule (where, downsample); the caller's options override it."""
     augment(model, (in_chans, *img_size), **(rule | options))
+    # The name of the model stands for this; only what a caller does to it besides has to be kept.
+    del model.augmentations
 
 
 def imagenet_cfgs(names: Iterable[str], **network: str) -> Any:
@@ -96,7 +98,7 @@ def small_image_cfgs(names: Iterable[str], **network: Any) -> Any:
 
 def _cfgs(names: Iterable[str], common: dict[str, Any]) -> Any:
     """With the weights that come with the package, for the names that have some."""
-    found: dict[str, dict[str, Any]] = {}
+    found: dict[str, Any] = {}
     for name in names:
         tagged = {key: cfg for key, cfg in shipped().items() if key.partition(".")[0] == name}
         found |= {key: common | cfg for key, cfg in tagged.items()} or {name: common}

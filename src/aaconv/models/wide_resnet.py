@@ -6,6 +6,7 @@ batch norms without a learned scale.
 """
 
 import re
+from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -74,7 +75,7 @@ class PreActBlock(nn.Module):
 class Stage(nn.Module):
     """Blocks of one width, and a shortcut around them all."""
 
-    def __init__(self, blocks: list[nn.Module], shortcut: nn.Module, gate: nn.Module | None):
+    def __init__(self, blocks: Sequence[nn.Module], shortcut: nn.Module, gate: nn.Module | None):
         super().__init__()
         self.blocks = nn.Sequential(*blocks)
         self.shortcut = shortcut
@@ -122,9 +123,12 @@ class WideResNet(Classifier):
         self.conv1 = nn.Conv2d(in_chans, channels[0], 3, padding=1, bias=False, **factory)
         self.feature_info = [{"num_chs": channels[0], "reduction": 1, "module": "conv1"}]
 
+        gate_class = None if gate is None else GATES[gate]
+
         def make_gate(after: str, width: int) -> nn.Module | None:
-            fits = gate is not None and GATES[gate].after == after
-            return GATES[gate](width, **gated, **factory) if fits else None
+            if gate_class is None or gate_class.after != after:
+                return None
+            return gate_class(width, **gated, **factory)
 
         per_stage = (depth - 4) // 6
         rates = iter(torch.linspace(0, drop_path_rate, 3 * per_stage, device="cpu").tolist())
@@ -148,8 +152,8 @@ class WideResNet(Classifier):
             self.feature_info.append({"num_chs": wide, "reduction": 2**index, "module": f"stages.{index}"})
         self.stages = nn.Sequential(*stages)
         self.shortcut = Shortcut(channels[0], channels[-1], 4)
-        self.norm = ShiftBatchNorm2d(channels[-1], **factory)
-        self.act = nn.ReLU(inplace=True)
+        self.norm: nn.Module = ShiftBatchNorm2d(channels[-1], **factory)
+        self.act: nn.Module = nn.ReLU(inplace=True)
         self.add_head(channels[-1], global_pool, **factory)
         if augmented:
             where = re.compile(r"stages\.\d+\.blocks\.\d+\.conv1")

@@ -45,9 +45,12 @@ def compare(paper: str, exact: float, unit: str = "") -> tuple[str, bool]:
     The digits in print decide: 8.3 has one decimal, and zeros that end a whole number do not count, so that 190k has
     two digits. Halves round up.
     """
-    number, printed_unit = re.fullmatch(r"\+?(-?[\d.]+)\s*([A-Za-z%]*).*", paper, re.DOTALL).groups()
+    parts = re.fullmatch(r"\+?(-?[\d.]+)\s*([A-Za-z%]*).*", paper, re.DOTALL)
+    assert parts is not None
+    number, printed_unit = parts.groups()
     printed = Decimal(number)
-    step = Decimal(1).scaleb(printed.as_tuple().exponent if "." in number else printed.normalize().as_tuple().exponent)
+    exponent = (printed if "." in number else printed.normalize()).as_tuple().exponent
+    step = Decimal(1).scaleb(int(exponent))
     scaled = Decimal(exact) / UNITS.get(printed_unit or unit, 1)
     ours = (scaled / step).quantize(Decimal(1), ROUND_HALF_UP) * step + 0  # no -0
     sign = "+" if paper.startswith("+") and ours >= 0 else ""
@@ -64,7 +67,7 @@ def cells_of(numbers: Iterable[int], ours: list[Experiment]) -> list[Cell]:
     found = []
     for number in numbers:
         if number not in TABLES:
-            raise ValueError(f"there is no table {number}; the paper has tables {min(TABLES)} to {max(TABLES)}")
+            raise ValueError(f"unknown table {number}; the paper has tables {min(TABLES)} to {max(TABLES)}")
         table = TABLES[number]
         for index, row in enumerate(table.rows):
             found += _row_cells(table, row, _counted(table, row, index), ours, latencies)
@@ -76,7 +79,8 @@ def _row_cells(
 ) -> list[Cell]:
     found = []
     for column, paper in row.cells.items():
-        exact, note, match = None, row.cell_notes.get(column), None
+        exact: float | None = None
+        note, match = row.cell_notes.get(column), None
         if column in COUNTED:
             exact = counted.get(column)
             note = "; ".join(filter(None, (row.note, note)))

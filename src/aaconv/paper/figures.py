@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -39,7 +40,7 @@ def save(kind: str, path: str | Path) -> Path:
     """Draw one figure of the paper into a .png, .svg or .pdf file, replaced whole; its folder must be there."""
     path = Path(path)
     if kind not in FIGURES:
-        raise ValueError(f"there is no figure {kind!r}; choose one of {', '.join(FIGURES)}")
+        raise ValueError(f"unknown figure {kind!r}; choose one of {', '.join(FIGURES)}")
     figures.check_ending(path)
     figures.write(FIGURES[kind], path, STYLE)
     return path
@@ -133,7 +134,9 @@ def _new_figure(title: str, x_label: str) -> tuple[Figure, Axes]:
     return figure, axes
 
 
-def _label(axes: Axes, text: str, point: tuple[float, float], color: str, offset: tuple[float, float], **how) -> None:
+def _label(
+    axes: Axes, text: str, point: tuple[float, float], color: str, offset: tuple[float, float], **how: Any
+) -> None:
     axes.annotate(
         text, point, offset, textcoords="offset points", color=color, va="center", **({"fontweight": "bold"} | how)
     )

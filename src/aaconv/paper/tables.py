@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 from rich.table import Table
@@ -35,9 +36,9 @@ def print_tables(
     found = cells_of(numbers, ours)
     elsewhere = on_other_data(ours) if set(numbers) >= set(TABLES) else {}
     if as_json:
-        runs = [_as_json(number, one) for number in numbers for one in of_table(TABLES[number], ours)]
-        runs += [_as_json(None, one) for some in elsewhere.values() for one in some]
-        print(json.dumps({"cells": [asdict(cell) for cell in found], "runs": runs}, indent=2))
+        records = [_as_json(number, one) for number in numbers for one in of_table(TABLES[number], ours)]
+        records += [_as_json(None, one) for some in elsewhere.values() for one in some]
+        print(json.dumps({"cells": [asdict(cell) for cell in found], "runs": records}, indent=2))
         return
     output = console()
     for number, of_number in groupby(found, key=lambda cell: cell.table):
@@ -114,7 +115,7 @@ def _in_full(cell: Cell) -> str:
 
 
 def _as_json(number: int | None, one: Experiment) -> dict[str, object]:
-    about = {"table": number, "dataset": one.dataset, "recipe": one.name}
+    about: dict[str, Any] = {"table": number, "dataset": one.dataset, "recipe": one.name}
     about |= {"model": one.model, "options": one.options, "epochs": one.epochs}
     means = {
         metric: {"mean": one.mean(metric), "deviation": one.deviation(metric), "values": one.values(metric)}
@@ -151,8 +152,8 @@ def _print_runs(output: Console, title: str, ours: list[Experiment]) -> None:
     where = f"; on {', '.join(devices)}" if devices else ""
     about = "the last epoch of n runs, mean ± standard deviation of a run; each command trains the first of them"
     output.print(f"  {about}{where}", highlight=False, markup=False, soft_wrap=True)
-    for mark, note in enumerate(notes, 1):
-        output.print(f"  {mark}) {note}", highlight=False, markup=False, soft_wrap=True)
+    for place, note in enumerate(notes, 1):
+        output.print(f"  {place}) {note}", highlight=False, markup=False, soft_wrap=True)
     for one in ours:
         for seed, files in one.repeated.items():
             about = f"{one.name}: n counts {len(files)} different runs of seed {seed}: {', '.join(files)}"
@@ -171,6 +172,7 @@ def _with_deviation(one: Experiment, metric: str, usual: int) -> str:
 
 def _of_the_paper(one: Experiment, column: str) -> str:
     """What the paper prints for the recipe, as long as it is the recipe's network on all images."""
-    same = one.recipe and {"model", *recipes.PARTIAL}.isdisjoint(one.changes)
-    value = recipes.paper_value(one.recipe, column) if same else None
+    if one.recipe is None or not {"model", *recipes.PARTIAL}.isdisjoint(one.changes):
+        return ""
+    value = recipes.paper_value(one.recipe, column)
     return "" if value is None else f"{value:.1f}"

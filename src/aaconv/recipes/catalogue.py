@@ -27,7 +27,11 @@ def register(*recipes: Recipe) -> None:
 
 
 def names(pattern: str = "*") -> list[str]:
-    """The names that fit a wildcard pattern, or of which it is a part."""
+    """The names that fit a wildcard pattern, or of which it is a part.
+
+    >>> names("demo-*")
+    ['demo-plain', 'demo-se', 'demo-aa']
+    """
     found = [name for name in _RECIPES if fnmatchcase(name, pattern) or pattern in name]
     if not found:
         raise ValueError(f"no recipe fits {pattern!r}{_nearest(pattern)}")
@@ -35,7 +39,12 @@ def names(pattern: str = "*") -> list[str]:
 
 
 def get(name: str) -> Recipe:
-    """The recipe of that name; a ValueError suggests the nearest if there is none."""
+    """The recipe of that name; a ValueError suggests the nearest if there is none.
+
+    >>> recipe = get("cifar100-wrn28-10-aa")
+    >>> recipe.model.name, recipe.epochs, recipe.batch
+    ('aa_wrn28_10', 500, 256)
+    """
     if name not in _RECIPES:
         raise ValueError(f"unknown recipe {name!r}{_nearest(name)}")
     return _RECIPES[name]
@@ -54,7 +63,11 @@ PARTIAL = ("holdout", "train_limit", "eval_limit")
 
 
 def paper_value(recipe: Recipe, column: str) -> float | None:
-    """One number of that row: paper_value(recipe, "top-1"); none for a part of the images."""
+    """One number of that row: paper_value(recipe, "top-1"); none for a part of the images.
+
+    >>> paper_value(get("cifar100-wrn28-10-aa"), "top-1")
+    81.6
+    """
     row = None if any(getattr(recipe, name) for name in PARTIAL) else paper_row(recipe)
     printed = None if row is None else row.cells.get(column)
     return None if printed in (None, "-") else float(printed.split()[0])
@@ -229,24 +242,36 @@ def _small() -> Iterator[Recipe]:
         )
 
 
+IMAGENETTE_KINDS = {
+    "plain": "convolutions only",
+    "se": "Squeeze-and-Excitation",
+    "aa": "attention",
+    "aa-window": "attention in windows of 13 x 13, in all stages",
+}
+IN_WINDOWS: dict[str, Any] = {"window": 13, "where": "layer*.*.conv2", "downsample": 0}
+"""Attention beside every 3x3 of a ResNet-50, the first stage too, on maps that are not halved for it."""
+
+
 def _imagenette() -> Iterator[Recipe]:
     """ResNets on photographs of ten ImageNet classes, 160 pixels: `--data folder/PATH` says where they are."""
-    for depth in (18, 50):
-        for kind, title in (("plain", "convolutions only"), ("se", "Squeeze-and-Excitation"), ("aa", "attention")):
-            yield Recipe(
-                name=f"imagenette-{kind}-resnet{depth}",
-                summary=f"ResNet-{depth} on Imagenette at 160 pixels: {title}",
-                model=Model(f"{kind}_resnet{depth}"),
-                data="folder/imagenette160",
-                size=160,
-                epochs=80,
-                batch=128,
-                lr_base=0.128,
-                weight_decay=1e-4,
-                label_smoothing=0.1,
-                workers=8,
-                **ON_A_GPU,
-            )
+    networks: list[tuple[str, int, dict[str, Any]]] = [
+        (kind, depth, {}) for depth in (18, 50) for kind in IMAGENETTE_KINDS if kind != "aa-window"
+    ]
+    for kind, depth, options in [*networks, ("aa-window", 50, IN_WINDOWS)]:
+        yield Recipe(
+            name=f"imagenette-{kind}-resnet{depth}",
+            summary=f"ResNet-{depth} on Imagenette at 160 pixels: {IMAGENETTE_KINDS[kind]}",
+            model=Model(f"{kind.partition('-')[0]}_resnet{depth}", options),
+            data="folder/imagenette160",
+            size=160,
+            epochs=80,
+            batch=128,
+            lr_base=0.128,
+            weight_decay=1e-4,
+            label_smoothing=0.1,
+            workers=8,
+            **ON_A_GPU,
+        )
 
 
 DEMO_KINDS = {"plain": "convolutions only", "se": "with Squeeze-and-Excitation", "aa": "with attention"}

@@ -6,6 +6,7 @@ images of 640 pixels with a scale jitter of 0.8 to 1.2 and flips. Warm-up and gr
 """
 
 import re
+from dataclasses import replace
 from typing import Any
 
 from .paper import TABLES, Row
@@ -17,7 +18,9 @@ SGD: dict[str, Any] = {"lr_base": 0.08, "lr_base_size": 64, "weight_decay": 1e-4
 
 
 def _of_the_paper(table: int, row: Row) -> Recipe:
-    kind, depth = re.fullmatch(r"(\w+)_retinanet_resnet(\d+)", row.model).groups()
+    found = re.fullmatch(r"(\w+)_retinanet_resnet(\d+)", row.model)
+    assert found is not None
+    kind, depth = found.groups()
     position = row.options.get("position")
     return Recipe(
         name=f"coco-retinanet{depth}-{kind}" + (f"-{position}" if position else ""),
@@ -61,6 +64,17 @@ def _small(kind: str) -> Recipe:
     )
 
 
+WINDOWS = replace(
+    _small("aa"),
+    name="coco-small-aa-window-retinanet50",
+    summary="RetinaNet-ResNet-50, attention in windows of 13 x 13 in all stages, on 5,000 images of COCO at 512 pixels",
+    model=Model(
+        "aa_retinanet_resnet50", {"anchor_scale": 3.0, "window": 13, "where": "layer*.*.conv2", "downsample": 0}
+    ),
+    size=512,
+    batch=16,
+)
+
 DEMO = Recipe(
     name="detection-demo",
     summary="a small attention augmented RetinaNet on drawn shapes, on a CPU in minutes",
@@ -85,5 +99,5 @@ PAPER = tuple(
     for row in TABLES[table].rows
     if table == 5 or row.options  # the row with relative positions is that of table 5
 )
-SMALL = tuple(_small(kind) for kind in KINDS)
+SMALL = (*(_small(kind) for kind in KINDS), WINDOWS)
 DETECTION = (DEMO, *SMALL, *PAPER)

@@ -19,6 +19,10 @@ def override(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
 
     Another network starts without options. The paper's cell is kept as long as network and data are; the backend of the
     attention is part of neither.
+
+    >>> from aaconv import recipes
+    >>> recipes.override(recipes.get("demo-aa"), {"epochs": 1, "model_options": {"num_heads": 2}}).model
+    Model(name='aa_small', options={'num_heads': 2})
     """
     changes = dict(changes)
     model, options = changes.pop("model", None), changes.pop("model_options", {})
@@ -56,6 +60,8 @@ def check_model(recipe: Recipe) -> None:
     except (TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
         options = "".join(f" --model.{name.replace('_', '-')} {value}" for name, value in recipe.model.options.items())
         message = " ".join(str(error).split())
+        if "base" in recipe.model.options:
+            raise ValueError(f"{recipe.model.options['base']}: {message}") from None
         raise ValueError(message if not options else f"{recipe.model.name}{options}: {message}") from None
 
 
@@ -63,7 +69,7 @@ def check_optimizer(recipe: Recipe) -> None:
     """A ValueError names the nearest where timm has no optimizer of that name."""
     from timm.optim import list_optimizers
 
-    known = list_optimizers()
+    known: list[Any] = list_optimizers()
     if recipe.optimizer.lower().rpartition("_")[2] not in known:  # before it stands lookahead_, or nothing
         near = get_close_matches(recipe.optimizer, known, n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "timm.optim.list_optimizers() has all names"
@@ -83,10 +89,12 @@ def for_machine(recipe: Recipe, given: Iterable[str], *, gpu: bool, cores: int) 
 
 def field_texts() -> dict[str, str]:
     """What stands under each field of the dataclass in its source."""
-    body = ast.parse(textwrap.dedent(inspect.getsource(definition.Recipe))).body[0].body
+    (recipe,) = ast.parse(textwrap.dedent(inspect.getsource(definition.Recipe))).body
+    assert isinstance(recipe, ast.ClassDef)
     texts = {}
-    for node, below in pairwise(body):
-        documented = isinstance(below, ast.Expr) and isinstance(below.value, ast.Constant)
-        if isinstance(node, ast.AnnAssign) and documented:
+    for node, below in pairwise(recipe.body):
+        if not isinstance(below, ast.Expr) or not isinstance(below.value, ast.Constant):
+            continue
+        if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
             texts[node.target.id] = " ".join(str(below.value.value).split())
     return texts

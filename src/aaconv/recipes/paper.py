@@ -6,6 +6,7 @@ was fitted (the text does not give it, and this one makes the printed cells come
 """
 
 from dataclasses import dataclass, field
+from typing import Any
 
 
 @dataclass(frozen=True)
@@ -13,7 +14,7 @@ class Row:
     name: str
     cells: dict[str, str]
     model: str
-    options: dict[str, object] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)
     fitted: dict[str, object] = field(default_factory=dict)
     note: str | None = None
     cell_notes: dict[str, str] = field(default_factory=dict)
@@ -32,7 +33,7 @@ class PaperTable:
         return list(self.rows[0].cells)
 
 
-def _row(name: str, columns: str, values: str, model: str, **extra) -> Row:
+def _row(name: str, columns: str, values: str, model: str, **extra: Any) -> Row:
     """A row as it stands in print: column names and values separated by blanks, `|` where a value has blanks itself."""
     split = values.split("|") if "|" in values else values.split()
     cells = dict(zip(columns.split(), (value.strip() for value in split), strict=True))
@@ -89,7 +90,7 @@ TABLE_3 = (
 )
 
 _FITTED_MNASNET = (
-    "fitted: the expansion 1x1 of blocks 4 to 16 is augmented, at least one key and value channel a head, biases in "
+    "fitted: the expansion 1x1 of blocks 4 to 16 is augmented, at least one key and value channel per head, biases in "
     "the projections, attention at 14 x 3, 28, 14 x 6, 7 x 3"
 )
 TABLE_4 = (
@@ -121,7 +122,7 @@ TABLE_4 = (
 
 _COCO = "GFlops Params mAP mAP50 mAP75"
 _FITTED_RETINANET = (
-    "fitted: no minimum of key channels a head, blocks with a stride not augmented, attention at 20, 40, 20"
+    "fitted: no minimum of key channels per head, blocks with a stride not augmented, attention at 20, 40, 20"
 )
 TABLE_5 = (
     _row("ResNet-50", _COCO, "182 33.4M 36.8 54.5 39.5", "plain_retinanet_resnet50"),

@@ -15,6 +15,11 @@ class Model:
     options: dict[str, Any] = field(default_factory=dict)
 
     @property
+    def title(self) -> str:
+        """What to call it: of a network that attention was put into the name it had before."""
+        return f"{self.options['base']} with attention" if "base" in self.options else self.name
+
+    @property
     def network_options(self) -> dict[str, Any]:
         """The keywords that make the network; not those that only say which weights it starts from."""
         return {name: value for name, value in self.options.items() if name not in START_OPTIONS}
@@ -56,6 +61,8 @@ class Recipe:
     """Folder of the data set; None: $AACONV_DATA, or ~/.cache/aaconv/data."""
     size: int | None = None
     """Input height and width; None: those of a small data set, else 224."""
+    normalize: Literal["data", "model"] = "data"
+    """Mean and standard deviation of the images: the data set's, or those that a pretrained network has seen."""
     workers: int = 4
     """Data loader workers; small data sets need none."""
     max_unreadable: int = 100
@@ -77,6 +84,16 @@ class Recipe:
     """Batch size that lr_base is meant for."""
     momentum: float = 0.9
     """Momentum of the optimizer."""
+    lr_backbone: float = 1.0
+    """Factor of the learning rate for all parameters but those of the head and of attention."""
+    lr_attention: float = 1.0
+    """Factor of the learning rate for the parameters of attention."""
+    layer_decay: float | None = None
+    """Factor of the learning rate from each layer of the backbone to the layer before it; None: no decay."""
+    head: Literal["drawn", "zero"] = "drawn"
+    """Start of the last layer: drawn as the network does it, or zero, which lets a pretrained network begin unsure."""
+    freeze_epochs: int = 0
+    """First epochs in which only head and attention are trained; the backbone's batch norm statistics stay, too."""
     eps: float | None = None
     """Epsilon of the optimizer, where it has one; None: its default."""
     weight_decay: float = 0.0
@@ -84,6 +101,8 @@ class Recipe:
     no_decay: tuple[str, ...] = ()
     """Parameters excluded from weight decay, as name patterns: *.rel_? are the relative tables, *.qkv.weight the
     projections to queries, keys and values."""
+    decay: Literal["all", "matrices"] = "all"
+    """Parameters with weight decay: all, as in the paper, or matrices, neither biases nor norms, as timm does it."""
     clip_grad: float | None = None
     """Max gradient norm (clipping)."""
     accumulate: int = 1
@@ -103,6 +122,17 @@ class Recipe:
 
     label_smoothing: float = 0.0
     """Label smoothing."""
+    auto_augment: str | None = None
+    """Random changes of single images: timm's rand-m9-mstd0.5, original, v0, 3a, augmix-m5 and the like, or
+    torchvision's randaugment, trivialaugment, autoaugment, autoaugment-cifar10, which run where the images live."""
+    random_erasing: float = 0.0
+    """Probability that a rectangle of an image is erased."""
+    mixup: float = 0.0
+    """Alpha of mixup, which blends pairs of images and their labels; 0: none."""
+    cutmix: float = 0.0
+    """Alpha of CutMix, which puts a rectangle of another image into each; 0: none. With mixup one of both per batch."""
+    repeats: int = 1
+    """Repeated augmentation: an epoch takes every image N times in a row, and 1/N of all images."""
     ema: float | None = None
     """Decay of the exponential moving average of the weights, which is then evaluated, too."""
 
@@ -116,6 +146,8 @@ class Recipe:
     """Batch norm statistics over all processes."""
     deterministic: bool = False
     """Deterministic algorithms only; on the CPU they are anyway."""
+    patience: int | None = None
+    """Evaluations without a better result after which the run stops; None: it does all epochs."""
     seed: int = 0
     """Seed of weights, data order and augmentation."""
 
@@ -151,8 +183,12 @@ _LIMITS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("size", lambda n: 1 <= n <= LARGEST_SIZE, f"1 to {LARGEST_SIZE}"),
     ("eval_every checkpoint_every", lambda n: n >= 1, "at least 1"),
     ("workers max_unreadable holdout seed weight_decay min_lr eps", lambda x: x >= 0, "at least 0"),
-    ("lr lr_base lr_base_size clip_grad", lambda x: 0 < x < float("inf"), "above 0"),
+    ("freeze_epochs mixup cutmix", lambda n: n >= 0, "at least 0"),
+    ("repeats", lambda n: n >= 1, "at least 1"),
+    ("random_erasing", lambda p: 0 <= p <= 1, "0 to 1"),
+    ("patience", lambda n: n >= 1, "at least 1"),
+    ("lr lr_base lr_base_size lr_backbone lr_attention clip_grad", lambda x: 0 < x < float("inf"), "above 0"),
     ("warmup label_smoothing momentum", lambda x: 0 <= x < 1, "at least 0 and below 1"),
-    ("ema decay_rate", lambda x: 0 < x <= 1, "above 0 and at most 1"),
+    ("ema decay_rate layer_decay", lambda x: 0 < x <= 1, "above 0 and at most 1"),
     ("decay_epochs", lambda epochs: all(epoch > 0 for epoch in epochs), "above 0"),
 )

@@ -103,7 +103,7 @@ def _build(kind: type, values: Any, where: str) -> Any:
 
 def fit(value: Any, hint: Any, name: str, where: str) -> Any:
     """The value as its type wants it: a whole number as a float, a list as a tuple; a ValueError if it does not fit."""
-    if is_dataclass(hint):
+    if isinstance(hint, type) and is_dataclass(hint):
         return _build(hint, value, f"{where}: {name}")
     if get_origin(hint) is UnionType:
         kinds = get_args(hint)

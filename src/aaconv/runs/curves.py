@@ -179,8 +179,10 @@ def _colours(found: list[Recipe]) -> list[str]:
 
     The first is one without options and with the fewest changes.
     """
-    shades = [to_hex(colour) for shade in range(4) for colour in colormaps["tab20b"].colors[shade::4]]
-    others, colours = cycle((*OTHERS, *shades)), {}
+    tab20b = colormaps["tab20b"]
+    shades = [to_hex(tab20b(place)) for shade in range(4) for place in range(shade, tab20b.N, 4)]
+    others = cycle((*OTHERS, *shades))
+    colours: dict[int, str] = {}
     changes = [len(diff.changes_in(recipe)) for recipe in found]
     for place in sorted(range(len(found)), key=lambda place: (bool(found[place].model.options), changes[place])):
         colour = KINDS.get(found[place].model.name.partition("_")[0])
@@ -211,6 +213,7 @@ def figure(curves: list[LearningCurve]) -> Figure:
     if len({curve.recipe.label_smoothing for curve in curves} - {0.0}):
         loss.text(0.99, 0.98, "training loss with label smoothing", transform=loss.transAxes, **_SMALL)
     for axes in rest:
+        assert headline is not None  # without one there is no second panel
         _title(axes, HEADLINES[headline])
         for curve in curves:
             _lines(axes, curve, f"train_{headline}" if len(curves) <= MANY else None, headline)
@@ -327,6 +330,7 @@ def _paper_values(axes: Axes, curves: list[LearningCurve], column: str) -> None:
     low, high = axes.get_ylim()
     axes.set_ylim(low, max(high, max(values) + (0.03 + 0.06 * len(values)) * (high - low)))
     for line, (value, curve) in enumerate(sorted(values.items())):
+        assert curve.recipe.evidence is not None  # it is what the value is of
         axes.axhline(value, color=curve.colour, linewidth=1, linestyle=(0, (6, 4)), alpha=0.8)
         axes.annotate(
             f"{value:.1f} in the paper, {curve.recipe.evidence.row}", (0, max(values)), (4, 4 + 12 * line),
@@ -352,7 +356,7 @@ def _legend(drawn: Figure, curves: list[LearningCurve]) -> None:
         Line2D([], [], color=INK, linewidth=1.6, label=_tested(curves)),
         Line2D([], [], color=INK, linewidth=1.4, linestyle=(0, (1, 1.6)), label="training"),
     ]
-    lines = [handle.get_label().splitlines() for handle in handles]
+    lines = [str(handle.get_label()).splitlines() for handle in handles]
     widest = max(len(line) for label in lines for line in label)
     columns = max(1, min(len(handles) if len(handles) <= 5 else 4, int(drawn.get_figwidth() / (0.5 + 0.075 * widest))))
     drawn.set_figheight(drawn.get_figheight() + 0.2 * ceil(sum(map(len, lines)) / columns))

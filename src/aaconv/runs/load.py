@@ -53,6 +53,12 @@ class TrainedModel:
     crop: float = EVAL_CROP
     """The part of an image's shorter side that the network is evaluated on."""
 
+    @property
+    def run_recipe(self) -> Recipe:
+        """The recipe of a run, where it is known to be one."""
+        assert self.recipe is not None
+        return self.recipe
+
 
 def load_model(
     source: str | Path,
@@ -63,19 +69,28 @@ def load_model(
     num_classes: int | None = None,
     device: torch.device | str = "cpu",
 ) -> TrainedModel:
-    """The network of a run folder, or one by its registered name.
+    """The network of a run folder, of a folder that save_model wrote, or one by its registered name, which hf-hub:
+    before owner/name makes one on the hub.
 
     weights      of a run: last, best or ema; by default ema where there is one, else last. Or a file, of tensors only
     pretrained   of a name: with its own weights, ours or timm's
     options, num_classes   of a name: what it is built with
+
+    >>> trained = load_model("aa_wrn16_4", pretrained=True)
+    >>> trained.task, trained.size, trained.classes[:3]
+    ('classify', 32, ('apple', 'aquarium_fish', 'baby'))
     """
     if is_run(source):
         if options or num_classes or pretrained:
             raise ValueError(f"{source} is a run, its network is built as it was trained: leave out model options")
         return _load_run(Path(source), weights, device)
-    if isinstance(source, Path) or "/" in source or source.startswith("."):
+    if (Path(source) / CONFIG).is_file():
+        source = f"local-dir:{source}"
+    elif isinstance(source, Path) or ("/" in source and ":" not in source) or source.startswith("."):
         check_run(source, "and models have no slash in their names")
-    return _load_named(source, weights, pretrained, options or {}, num_classes, device)
+    name = str(source)
+    pretrained = pretrained or (weights is None and name.startswith(("local-dir:", "hf-hub:")))
+    return _load_named(name, weights, pretrained, options or {}, num_classes, device)
 
 
 def _load_run(run: Path, weights: str | Path | None, device: torch.device | str) -> TrainedModel:
@@ -129,7 +144,7 @@ def _load_named(
         if weights in WEIGHTS:
             raise ValueError(f"weights {weights!r} belong to a run folder; of a model name a file of weights")
         fill(model, Path(weights))
-    known = model.pretrained_cfg
+    known: Any = model.pretrained_cfg
     own_head = pretrained and num_classes is None
     return TrainedModel(
         model=model.to(device).eval(),

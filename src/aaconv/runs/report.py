@@ -15,7 +15,8 @@ from typing import Any
 from urllib.parse import quote
 
 from .. import recipes
-from ..cost.counting import Cost, count
+from ..cost.counting import count
+from ..cost.totals import Cost
 from ..recipes import diff
 from ..recipes.recipe import Recipe
 from ..tasks.task import create_task

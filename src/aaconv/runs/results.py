@@ -198,4 +198,4 @@ def recipe_of(record: Record) -> recipes.Recipe:
 
 
 def _name(record: Record) -> str:
-    return record.get("name", record["model"])
+    return record["name"] if "name" in record else record["model"]

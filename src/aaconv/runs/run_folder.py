@@ -190,7 +190,7 @@ def summary_of(
         "data": recipe.data,
         "task": recipe.task,
         "seed": recipe.seed,
-        "epochs": recipe.epochs,
+        "epochs": last["epoch"],
         "steps": last["step"],
         **{name: last.get(name) for name in metrics},
         "train_loss": last["train_loss"],

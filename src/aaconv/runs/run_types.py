@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from ..recipes.recipe import LARGEST_SIZE
 from ..tasks.task import DataInfo
@@ -17,7 +17,7 @@ def _is_text(value: Any) -> bool:
     return isinstance(value, str)
 
 
-def _is_mapping(value: Any) -> bool:
+def _is_mapping(value: Any) -> TypeGuard[dict[str, Any]]:
     return isinstance(value, dict) and all(map(_is_text, value))
 
 

@@ -1,18 +1,22 @@
 """Classification: cross entropy, top-1 and top-5."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 import timm
 import torch
 import torch.nn.functional as F
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 
 from ..data import ArrayDataset, Dataset, make_loader
+from ..data.policy import Policy
 from ..data.transforms import EVAL_CROP
-from ..models import list_models
+from ..models import create_without_memory, list_models
+from ..models.augmented import NAME as AUGMENTED
+from ..recipes.recipe import Model
 from ..utils.distributed import World, total
 from .data import image_size, open_data
 from .evaluation import outputs_over
@@ -22,7 +26,7 @@ Batch = tuple[Tensor, Tensor]
 
 
 class Classify(Task):
-    """Batches are (images [batch, 3, size, size], labels int64 [batch])."""
+    """Batches are (images [batch, 3, size, size], labels int64 [batch]), or float [batch, classes] of mixed images."""
 
     headline = "top1"
     metrics = ("loss", "top1", "top5")
@@ -31,7 +35,12 @@ class Classify(Task):
     @cached_property
     def data(self) -> tuple[Dataset, Dataset]:
         """The images of training and of evaluation."""
-        return open_data(self.recipe)
+        data = open_data(self.recipe)
+        if self.recipe.normalize == "data":
+            return data
+        mean, std = _statistics_of(self.recipe.model)
+        train, test = (replace(part, mean=mean, std=std) for part in data)
+        return train, test
 
     def data_info(self) -> DataInfo:
         train, _ = self.data
@@ -63,6 +72,7 @@ class Classify(Task):
                 max_unreadable=recipe.max_unreadable,
                 device=world.device,
                 seed=recipe.seed,
+                policy=self._policy,
                 rank=world.rank,
                 world_size=world.size,
             )
@@ -70,15 +80,29 @@ class Classify(Task):
         )
         return train, test
 
+    @property
+    def _policy(self) -> Policy:
+        recipe = self.recipe
+        return Policy(
+            auto=recipe.auto_augment,
+            erasing=recipe.random_erasing,
+            mixup=recipe.mixup,
+            cutmix=recipe.cutmix,
+            repeats=recipe.repeats,
+            smoothing=recipe.label_smoothing,
+        )
+
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
         images, labels = batch
         logits = model(images)
-        loss = F.cross_entropy(logits.float(), labels, label_smoothing=self.recipe.label_smoothing)
-        correct = (logits.detach().argmax(1) == labels).float().mean()
+        mixed = labels.is_floating_point()  # and smoothed already
+        smoothing = 0.0 if mixed else self.recipe.label_smoothing
+        loss = F.cross_entropy(logits.float(), labels, label_smoothing=smoothing)
+        correct = (logits.detach().argmax(1) == (labels.argmax(1) if mixed else labels)).float().mean()
         return loss, {"top1": 100 * correct}
 
-    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float]:
-        return count(model, batches, len(self.data_info().classes)).metrics()
+    def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float | None]:
+        return {**count(model, batches, len(self.data_info().classes)).metrics()}
 
 
 @dataclass(frozen=True)
@@ -112,9 +136,15 @@ def count(model: nn.Module, batches: Iterable[Batch], classes: int) -> Classific
     return ClassificationCounts(total(sums), torch.cat(guesses))
 
 
+def _statistics_of(model: Model) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of the images that the weights of a network were trained on."""
+    known = getattr(create_without_memory(model.name, **model.network_options), "pretrained_cfg", None) or {}
+    return tuple(known.get("mean") or IMAGENET_DEFAULT_MEAN), tuple(known.get("std") or IMAGENET_DEFAULT_STD)
+
+
 def _own_size(name: str, info: DataInfo) -> dict[str, int]:
     """The keyword for the networks that are made for one size of image."""
-    if name in list_models():
+    if name == AUGMENTED or name in list_models():
         return {"img_size": info.size}
     known = None if ":" in name or not timm.is_model(name.partition(".")[0]) else timm.get_pretrained_cfg(name)
     return {"img_size": info.size} if known is not None and known.fixed_input_size else {}

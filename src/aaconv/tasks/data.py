@@ -1,7 +1,7 @@
 """The images of a recipe: opened, limited, and some held out of training."""
 
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, Self, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,7 +15,15 @@ LARGE = 224
 HOLDOUT_SEED = 1
 
 
-Images = TypeVar("Images")
+class Takes(Protocol):
+    """A data set that can give some of its images."""
+
+    def __len__(self) -> int: ...
+
+    def take(self, number: int, seed: int = 0) -> Self: ...
+
+
+Images = TypeVar("Images", bound=Takes)
 
 
 def open_data(recipe: Recipe) -> tuple[Dataset, Dataset]:

@@ -1,7 +1,7 @@
 """Detection: RetinaNet's loss, and mean average precision as COCO measures it."""
 
 import logging
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -56,7 +56,7 @@ class Detect(Task):
         return DataInfo(train.classes, tuple(train.mean), tuple(train.std), image_size(self.recipe, train))
 
     def build(self, info: DataInfo, *, start: bool = False) -> nn.Module:
-        network = self.create(info, start, img_size=info.size)
+        network: Any = self.create(info, start, img_size=info.size)
         if not hasattr(network, "anchors"):
             name = self.recipe.model.name
             raise ValueError(f"{name} is not a detector; `aaconv models retinanet` lists those there are")
@@ -83,7 +83,7 @@ class Detect(Task):
         return train, test
 
     @cached_property
-    def _train_criterion(self) -> nn.Module:
+    def _train_criterion(self) -> Callable[..., tuple[Tensor, Tensor]]:
         return self.criterion if self.recipe.compile == "off" else torch.compile(self.criterion, dynamic=False)
 
     def loss(self, model: nn.Module, batch: Batch) -> tuple[Tensor, dict[str, Tensor]]:
@@ -94,13 +94,14 @@ class Detect(Task):
         return class_loss + box_loss, {}
 
     def evaluate(self, model: nn.Module, batches: Iterable[Batch]) -> dict[str, float | None]:
-        if self._eval_data is None or self._world is None:
+        dataset, world = self._eval_data, self._world
+        if dataset is None or world is None:
             raise RuntimeError("loaders() comes before evaluate(): it says which images the batches are of")
-        found = find(model, batches, self._eval_data, self.criterion, self._world)
+        found = find(model, batches, dataset, self.criterion, world)
         values: dict[str, float | None] = dict(found.losses)
         if scorer() is None:
             return values | dict.fromkeys(METRICS)
-        return values | self._world.on_main(lambda: mean_average_precision(self._eval_data, found.results, found.seen))
+        return values | world.on_main(lambda: mean_average_precision(dataset, found.results, found.seen))
 
 
 def open_data(recipe: Recipe) -> tuple[DetectionDataset, DetectionDataset]:
@@ -196,6 +197,6 @@ def in_image_pixels(
         yield index, Detections((one.boxes * scale).cpu(), one.scores.cpu(), one.labels.cpu())
 
 
-def _bare(model: nn.Module) -> nn.Module:
-    """The network itself, of what DistributedDataParallel wraps."""
+def _bare(model: nn.Module) -> Any:
+    """The detector itself, of what DistributedDataParallel wraps."""
     return model.module if isinstance(model, DistributedDataParallel) else model

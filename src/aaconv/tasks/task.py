@@ -13,6 +13,8 @@ from ..recipes.recipe import Recipe
 from ..utils.distributed import World
 from ..utils.errors import one_line
 from ..utils.hub_access import hub_weights
+from ..utils.weights import read_weights
+from ..utils.weights_folder import weights_folder
 
 
 @dataclass(frozen=True)
@@ -61,15 +63,21 @@ class Task(ABC):
     def create(self, info: DataInfo, start: bool, **options: Any) -> nn.Module:
         """timm's create_model with the recipe's keywords over these; whatever a constructor raises is a ValueError."""
         model = self.recipe.model
-        options |= model.options if start else model.network_options
+        options |= with_weights(model.options) if start else model.network_options
+        base = options.get("base", model.name)
+        from_hub = options.get("pretrained") and not options.get("pretrained_cfg_overlay")
+        place = weights_folder() / f"{base.partition('.')[0]}.safetensors"
+        way_out = f"put a file of them at {place} and start again, or name one with --pretrained FILE"
         try:
-            with hub_weights(model.name) if options.get("pretrained") else nullcontext():
-                return create_model(model.name, num_classes=len(info.classes), **options)
+            with hub_weights(base, way_out) if from_hub else nullcontext():
+                network = create_model(model.name, num_classes=len(info.classes), **options)
         except (MemoryError, ConnectionError):
             raise
         except Exception as error:  # each network has errors of its own
-            options = str(model.options)[:200]
-            raise ValueError(f"{model.name[:80]} cannot be built with {options}: {one_line(error)}") from None
+            given = str(model.options)[:200]
+            raise ValueError(f"{model.name[:80]} cannot be built with {given}: {one_line(error)}") from None
+        getattr(network, "pretrained_cfg", {}).pop("state_dict", None)  # it is in the network
+        return network
 
     @abstractmethod
     def loaders(self, batch: int, world: World) -> tuple[Loader, Loader]:
@@ -102,6 +110,16 @@ class Task(ABC):
             },
             "task": self.recipe.task,
         }
+
+
+def with_weights(options: dict[str, Any]) -> dict[str, Any]:
+    """The keywords of a network, with the tensors of a file of weights in the place of its name: timm itself would run
+    what a pickle asks for."""
+    overlay = options.get("pretrained_cfg_overlay")
+    if not isinstance(overlay, dict) or "file" not in overlay:
+        return options
+    others = {name: value for name, value in overlay.items() if name != "file"}
+    return options | {"pretrained_cfg_overlay": others | {"state_dict": read_weights(overlay["file"])}}
 
 
 def create_task(recipe: Recipe) -> Task:

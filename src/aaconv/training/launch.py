@@ -2,11 +2,13 @@
 
 import os
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from .. import recipes
-from ..recipes.overrides import check_optimizer, for_machine
+from ..recipes.overrides import check_model, check_optimizer, for_machine
+from ..recipes.pretrained import Start, start_from
 from ..recipes.recipe import Recipe
 from ..runs import run_folder
 from ..runs.record import record_result
@@ -17,22 +19,42 @@ from ..utils.files import naming_unwritable
 from ..utils.metrics import TITLES, metric_title, telling
 from ..utils.terminal import plural
 from . import trainer
+from .finetune import finetune_recipe
 from .progress import TensorBoard, duration, following
+from .trackers import Tracker
 
 RUNS = Path("runs")
+NOTHING = Start()
 SLOW = """\
 This recipe is made for a GPU: on a CPU it can take days. The time left is shown after
 the first steps; demo-plain, demo-se, demo-aa and detection-demo take minutes."""
 
 
-def choose(name: str | None, source: str | None, changes: dict[str, Any], device: str | None = None) -> Recipe:
-    """The recipe of that name, or of a YAML file, with the changes made."""
-    if (name is None) == (source is None):
-        raise ValueError("name a recipe (`aaconv recipes` lists them), or a file with --from, or a run with --resume")
-    recipe = recipes.get(name) if source is None else recipes.load(source)
-    if source is None:
-        recipe = for_machine(recipe, changes, gpu=pick_device(device).type == "cuda", cores=cores())
+def choose(
+    name: str | None,
+    source: str | None,
+    changes: dict[str, Any],
+    device: str | None = None,
+    start: Start = NOTHING,
+) -> Recipe:
+    """The recipe of that name, or of a YAML file, with the changes made, and the network started from `start`. Without
+    a recipe a network and data are enough: they are trained as `aaconv finetune` does."""
+    if name is None and source is None and {"model", "data"} <= changes.keys():
+        rest = {key: value for key, value in changes.items() if key not in ("model", "data")}
+        return finetune_recipe(changes["model"], changes["data"], start, rest, device=device)
+    if name is not None and source is None:
+        recipe = for_machine(recipes.get(name), changes, gpu=pick_device(device).type == "cuda", cores=cores())
+    elif source is not None and name is None:
+        recipe = recipes.load(source)
+    else:
+        raise ValueError(
+            "name a recipe (`aaconv recipes` lists them), or a file with --from, or a run with --resume, or a network "
+            "and data with --model and --data"
+        )
     recipe = recipes.override(recipe, changes)
+    if start != NOTHING:
+        recipe = replace(recipe, model=start_from(recipe.model, start), evidence=None)
+        check_model(recipe)
     check_optimizer(recipe)
     return recipe
 
@@ -91,19 +113,30 @@ def check_unchanged(changes: dict[str, Any], others: dict[str, Any]) -> None:
 
 
 def start(
-    run: Path, recipe: Recipe | None, *, device: str | None = None, tensorboard: bool = False, record: bool = False
+    run: Path,
+    recipe: Recipe | None,
+    *,
+    device: str | None = None,
+    tensorboard: bool = False,
+    track: str | None = None,
+    record: bool = False,
 ) -> dict[str, Any]:
-    """Train `recipe` into the folder `run`, or resume it where there is no recipe; prints what came out."""
+    """Train `recipe` into the folder `run`, or resume it where there is no recipe; prints what came out.
+
+    track: "trackio" or "wandb", which is told of every step and epoch, too.
+    """
     first = os.environ.get("RANK", "0") == "0"
     with ExitStack() as stack:
         stack.callback(_give_back, run)
         if tensorboard and first:
             stack.enter_context(following(TensorBoard(run / "tensorboard")))
+        if track is not None and first:
+            stack.enter_context(following(Tracker(track, run, recipe)))
         if recipe is None:
             summary = trainer.resume(run, device=device)
         else:
             if first:
-                lines = [f"{recipe.name}: {recipe.model.name} on {recipe.data}, into {run}"]
+                lines = [f"{recipe.name}: {recipe.model.title} on {recipe.data}, into {run}"]
                 lines += [SLOW] if pick_device(device).type == "cpu" and made_for_a_gpu(recipe) else []
                 print("\n".join(lines), flush=True)
             summary = trainer.train(recipe, run, device=device)
@@ -129,7 +162,7 @@ def conclusion(summary: dict[str, Any], run: Path) -> str:
     if recipe.holdout:
         lines[0] += f", on {recipe.holdout:,} training images held out"
     row = recipes.paper_row(recipe)
-    if row is not None and not (recipe.holdout or recipe.eval_limit):
+    if row is not None and recipe.evidence is not None and not (recipe.holdout or recipe.eval_limit):
         values = ", ".join(f"{name} {row.cells[name]}" for name in TITLES.values() if name in row.cells)
         lines.append(f"the paper: {values} (table {recipe.evidence.table}, {row.name}){_shortened(recipe)}")
     return "\n".join([*lines, f"all of it is in {run}; look at it with aaconv eval, plot, report or explore"])

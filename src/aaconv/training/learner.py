@@ -14,6 +14,7 @@ from ..utils.distributed import World, communicating
 from ..utils.precision import autocast
 from ..utils.weights import Tensors
 from .optimize import load_optimizer, make_optimizer, make_schedule, optimizer_tensors, rate_of
+from .parameter_groups import backbone_parameters, head_parameters
 from .running_sums import RunningSums
 
 GRAPHED = ("reduce-overhead", "max-autotune")
@@ -27,17 +28,36 @@ class Learner:
         self.recipe, self.task, self.world = recipe, task, world
         torch.manual_seed(mix(recipe.seed, 0))
         model = world.prepare(task.build(task.data_info(), start=True), sync_batch_norm=recipe.sync_batch_norm)
+        if recipe.head == "zero":
+            for parameter in head_parameters(model):
+                torch.nn.init.zeros_(parameter)
         layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
-        self.model = model.to(world.device, memory_format=layout)
+        self.model = model.to(world.device, memory_format=layout)  # type: ignore[call-overload]
         self.ema = ModelEmaV3(self.model, decay=recipe.ema) if recipe.ema is not None else None
         if recipe.compile != "off":
             self.model.compile(mode=None if recipe.compile == "default" else recipe.compile, dynamic=False)
         self.net = world.wrap(self.model)
         self.optimizer = make_optimizer(recipe, self.model)
+        self.backbone = backbone_parameters(self.model) if recipe.freeze_epochs else []
+        self.frozen = False
         self.schedule = make_schedule(recipe, self.optimizer, steps_per_epoch)
         self.scaler = torch.amp.GradScaler(world.device.type, enabled=recipe.precision == "fp16")
         # From here on random numbers are dropout's, and each process draws its own.
         torch.manual_seed(mix(recipe.seed, 1, world.rank))
+
+    def begin_epoch(self, epoch: int) -> None:
+        """Training mode, with the backbone frozen in the recipe's first epochs."""
+        self.net.train()
+        if not self.recipe.freeze_epochs:
+            return
+        self.frozen = epoch < self.recipe.freeze_epochs
+        for parameter in self.backbone:
+            # Gradients that others wait for are computed, and left out of the step.
+            parameter.requires_grad_(not self.frozen or self.world.size > 1)
+        if self.frozen:
+            for module in self.model.modules():
+                if getattr(module, "running_mean", None) is not None:
+                    module.eval()
 
     @property
     def eval_model(self) -> nn.Module:
@@ -62,6 +82,9 @@ class Learner:
             sums.add(loss, metrics)
             if part == 0 and parts > 1 and self.recipe.compile in GRAPHED:
                 self._own_gradients()
+        if self.frozen:
+            for parameter in self.backbone:
+                parameter.grad = None
         if self.recipe.clip_grad is not None:
             self.scaler.unscale_(self.optimizer)
             nn.utils.clip_grad_norm_(parameters, self.recipe.clip_grad)

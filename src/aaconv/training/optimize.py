@@ -1,6 +1,5 @@
 """The optimiser and the learning rate of a recipe, both timm's."""
 
-from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from torch.optim import Optimizer
 
 from ..recipes.recipe import Recipe
 from ..utils.numbers import is_number
+from .parameter_groups import parameter_groups
 
 GROUP = "group-"
 """Before the number of a group, in the names of the tensors that are its own."""
@@ -25,8 +25,9 @@ def peak_rate(recipe: Recipe) -> float:
 
 
 def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
-    """timm's optimiser of that name; weight decay for all parameters, as in the paper, except `no_decay`."""
-    groups = _groups(recipe, model)
+    """timm's optimiser of that name; weight decay for all parameters, as in the paper, except `no_decay` and those
+    that augment(combine="add") excludes."""
+    groups = parameter_groups(recipe, model)
     parameters = [parameter for group in groups for parameter in group["params"]]
     options: dict[str, Any] = {}
     if recipe.optimizer in ("momentum", "sgd") and parameters[0].is_cuda:
@@ -52,21 +53,6 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     return optimizer
 
 
-def _groups(recipe: Recipe, model: nn.Module) -> list[dict[str, Any]]:
-    """The parameters, and in a group of their own those that are excluded from weight decay."""
-    named = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-    kept = set()
-    for pattern in recipe.no_decay:
-        found = {name for name in named if fnmatchcase(name, pattern)}
-        if not found:
-            like = next(iter(named))
-            raise ValueError(f"no_decay: no weight of {recipe.model.name} is called {pattern!r}, as {like!r} is")
-        kept |= found
-    groups = [{"params": [parameter for name, parameter in named.items() if name not in kept]}]
-    groups += [{"params": [named[name] for name in named if name in kept], "weight_decay": 0.0}]
-    return [group for group in groups if group["params"]]
-
-
 def make_schedule(recipe: Recipe, optimizer: Optimizer, steps_per_epoch: int) -> Scheduler:
     """`schedule.step_update(n)` sets the learning rate of the step that follows n others.
 
@@ -78,7 +64,7 @@ def make_schedule(recipe: Recipe, optimizer: Optimizer, steps_per_epoch: int) ->
         raise ValueError(f"min_lr is for the cosine schedule, got min_lr={recipe.min_lr} with {recipe.schedule!r}")
     total = recipe.epochs * steps_per_epoch
     warm_up = round(recipe.warmup * total)
-    common = {"warmup_t": warm_up, "warmup_lr_init": 0.0, "t_in_epochs": False}
+    common: dict[str, Any] = {"warmup_t": warm_up, "warmup_lr_init": 0.0, "t_in_epochs": False}
     match recipe.schedule:
         case "cosine":
             if not 0 <= recipe.min_lr <= peak_rate(recipe):
@@ -99,13 +85,16 @@ def make_schedule(recipe: Recipe, optimizer: Optimizer, steps_per_epoch: int) ->
 
 
 def rate_of(optimizer: Optimizer) -> float:
-    return optimizer.param_groups[0]["lr"]
+    """The learning rate of parameters without a factor of their own."""
+    first = optimizer.param_groups[0]
+    return first["lr"] / first.get("lr_scale", 1.0)
 
 
 def optimizer_tensors(optimizer: Optimizer) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
     """The state in two parts: tensors by name, and the rest, which JSON can hold."""
     state = optimizer.state_dict()
-    tensors, numbers = {}, {}
+    tensors: dict[str, torch.Tensor] = {}
+    numbers: dict[str, Any] = {}
     for index, values in state["state"].items():
         for name, value in values.items():
             (tensors if isinstance(value, torch.Tensor) else numbers)[f"{index}.{name}"] = value

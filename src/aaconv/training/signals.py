@@ -8,7 +8,7 @@ from contextlib import suppress
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-ANSWERS = {
+ANSWERS: dict[int, str] = {
     signal.SIGINT: "finishing the step, then saving a checkpoint; Ctrl-C again stops now",
     signal.SIGTERM: "finishing the step, then saving a checkpoint",
 }

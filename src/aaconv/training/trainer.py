@@ -8,7 +8,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import torch
 
@@ -145,7 +145,8 @@ class Trainer:
         self.rows: list[Row] = []
         self.speed: list[Row] = []
         self.best: dict[str, Any] | None = None
-        self.seconds, self._begun = 0.0, None
+        self.seconds = 0.0
+        self._begun: float | None = None
         self._looks_bad = False
         self.display = Display.silent()
         self._open(again, lock)
@@ -162,7 +163,7 @@ class Trainer:
         with self.interrupts, self.display:
             for line in self.writer.lines:
                 self.display.say(line)
-            while self.epoch < self.recipe.epochs:
+            while not self._is_over():
                 self.train_epoch()
                 self.finish_epoch()
         return self.world.on_main(self._finish)
@@ -170,7 +171,7 @@ class Trainer:
     def train_epoch(self) -> None:
         """The steps of the epoch that are left."""
         self._start_clock()
-        self.learner.net.train()
+        self.learner.begin_epoch(self.epoch)
         batches = iter(self.train_loader.batches(self.epoch, self.step * self.recipe.accumulate))
         while self.step < self.steps_per_epoch:
             try:
@@ -257,8 +258,16 @@ class Trainer:
         self.world.on_main(lambda: self._write_epoch(improved))
         self.display.epoch(row)
         every = self.recipe.checkpoint_every
-        if last or every is None or self.steps % every == 0:
+        if self._is_over() or every is None or self.steps % every == 0:
             self._save()
+
+    def _is_over(self) -> bool:
+        """Are all epochs done, or were there so many evaluations without a better one as the recipe allows?"""
+        patience = self.recipe.patience
+        if self.epoch >= self.recipe.epochs or patience is None or self.best is None:
+            return self.epoch >= self.recipe.epochs
+        later = self.rows[self.best["epoch"] :]
+        return sum(row.get(self.task.headline) is not None for row in later) >= patience
 
     def _evaluate(self) -> dict[str, float | None]:
         eval_model = self.learner.eval_model.eval()
@@ -295,7 +304,7 @@ class Trainer:
             self.writer.best(self.learner.eval_model)
         self.writer.tables(self.rows, self.speed)
 
-    def _stop(self, signal_number: int) -> None:
+    def _stop(self, signal_number: int) -> NoReturn:
         path = self._save()
         line = f"stopped at step {self.steps}, saved {path}; resume with: aaconv train --resume {self.run}"
         raise Stopped(signal_number, line)

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 import torch.distributed as dist
@@ -68,23 +68,23 @@ class World:
     def share(self, thing: Shared | None) -> Shared:
         """What the first process has, in all of them."""
         if self.size == 1:
-            return thing
+            return cast(Shared, thing)
         things = [thing]
         with communicating():
             dist.broadcast_object_list(things, src=0, group=self.control)
-        return things[0]
+        return cast(Shared, things[0])
 
     def on_main(self, function: Callable[[], Shared]) -> Shared:
         """Call it in the main process alone and give all what it gives; its error ends all, and one reports it."""
-        outcome = None
+        outcome: tuple[Any, Exception | None] | None = None
         if self.is_main:
             try:
                 outcome = function(), None
             except (ValueError, OSError) as error:
                 outcome = None, error
-        result, error = self.share(outcome)
-        if error is not None:
-            raise error if self.is_main else SystemExit(2)
+        result, failed = self.share(outcome)
+        if failed is not None:
+            raise failed if self.is_main else SystemExit(2)
         return result
 
     def gather(self, thing: Shared) -> list[Shared]:
@@ -114,7 +114,7 @@ class World:
 
     def gradients(self, net: nn.Module, *, travel: bool) -> AbstractContextManager:
         """Within it backward averages the gradients over the processes, or, for all but the last part, does not."""
-        return net.no_sync() if self.size > 1 and not travel else nullcontext()
+        return net.no_sync() if isinstance(net, DistributedDataParallel) and not travel else nullcontext()
 
     def same_buffers(self, model: nn.Module) -> None:
         """The running statistics of the first process, in all of them."""

@@ -40,5 +40,6 @@ def check_ending(path: Path, endings: tuple[str, ...] = ENDINGS) -> None:
 
 def write(draw: Callable[[], Figure], path: Path, style: Mapping[str, Any], *, dpi: int = 160) -> None:
     """Draw a figure in a style into a file; its folder must be there."""
-    with rc_context({**style, **_SALT}), replacing(path) as draft:
+    settings: Any = {**style, **_SALT}  # matplotlib lists every name
+    with rc_context(settings), replacing(path) as draft:
         draw().savefig(draft, dpi=dpi, metadata=_DATES.get(path.suffix.lower()), facecolor="white")

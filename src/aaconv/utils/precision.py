@@ -22,4 +22,4 @@ def autocast_like(precision: str | None, device: torch.device) -> AbstractContex
     """
     if precision is None and device.type == "cuda":
         return torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
-    return autocast(precision if device.type == "cuda" else "float32", device)
+    return autocast(precision if precision is not None and device.type == "cuda" else "float32", device)

@@ -3,7 +3,7 @@
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator
-from typing import TypeVar
+from typing import Literal, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -28,7 +28,7 @@ def new_table(*columns: str, right: Collection[str] = (), fold: bool = False, he
     """A table in the style of all: no lines, bold headers, the columns in `right` flush right; fold: cells may wrap."""
     table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0), show_header=header)
     for column in columns:
-        side = "right" if column in right else "left"
+        side: Literal["left", "right"] = "right" if column in right else "left"
         table.add_column(column, justify=side, no_wrap=not fold, overflow="fold" if fold else "ellipsis")
     return table
 

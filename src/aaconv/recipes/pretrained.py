@@ -1,0 +1,43 @@
+"""Networks that training starts from: by a name, with weights, and with attention put into them."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ..utils.weights_folder import own_file
+from .recipe import Model
+
+AUGMENTED = "augmented"
+"""The registered name of networks with attention put into them; aaconv.models.augmented."""
+
+
+@dataclass(frozen=True)
+class Start:
+    """What a network begins as. pretrained: True for its own weights, or a file; where: the convolutions to augment, a
+    glob or names, None for none; attention: keywords of augment."""
+
+    pretrained: bool | str = False
+    where: str | tuple[str, ...] | None = None
+    attention: dict[str, Any] = field(default_factory=dict)
+
+
+def start_from(model: Model, start: Start) -> Model:
+    """The model of a recipe with this start; attention is added behind closed gates unless combine says otherwise."""
+    name, options = model.name, dict(model.options)
+    if start.pretrained:
+        file = own_file(options.get("base", name)) if start.pretrained is True else Path(start.pretrained)
+        options["pretrained"] = True
+        if file is not None:
+            if not file.is_file():
+                raise FileNotFoundError(f"there is no file {file} with weights")
+            options["pretrained_cfg_overlay"] = {"file": str(file.resolve())}
+    if start.where is None:
+        if start.attention:
+            raise ValueError(f"{', '.join(start.attention)}: options of attention need --augment WHERE")
+        return Model(name, options)
+    if name == AUGMENTED:
+        raise ValueError("the network is augmented already; leave out --augment, or name another with --model")
+    where = start.where if isinstance(start.where, str) else list(start.where)
+    return Model(
+        AUGMENTED, {"base": name, **options, "augmentations": [{"where": where, "combine": "add"} | start.attention]}
+    )

@@ -1,0 +1,150 @@
+"""Windows: what a query sees, and every backend against the masked reference in float64."""
+
+import random
+
+import pytest
+import torch
+
+from aaconv.attention import attend_2d, attention_maps, eager, windows
+from aaconv.attention.windows import Axis, make_window
+
+HEADS, DEPTH, VALUES = 2, 4, 3
+SIZES = {"num_heads": HEADS, "key_channels": HEADS * DEPTH}
+
+
+def random_inputs(height, width, window, *, per_head=False, batch=2, dtype=torch.float64):
+    """qkv, rel_h, rel_w that want gradients, and a gradient of the output."""
+    of_heads = (HEADS,) if per_head else ()
+    tables = (torch.randn(*of_heads, 2 * axis.window - 1, DEPTH) for axis in window)
+    inputs = [torch.randn(batch, height, width, HEADS * (2 * DEPTH + VALUES)), *tables]
+    grad = torch.randn(batch, height, width, HEADS * VALUES, dtype=torch.float64)
+    return [tensor.to(dtype).requires_grad_() for tensor in inputs], grad.to(dtype)
+
+
+def output_and_gradients(inputs, grad, positions=True, **options):
+    qkv, *tables = inputs
+    out = attend_2d(qkv, *(tables if positions else (None, None)), **SIZES, **options)
+    return [out.detach(), *torch.autograd.grad(out, inputs if positions else [qkv], grad)]
+
+
+def seen_one_by_one(length, window, stride, dilation):
+    """The rule in words: a group's middle has its window around it, inside its own pixels of the side."""
+    found = []
+    for i in range(length):
+        mates = [j for j in range(length) if j % dilation == i % dilation]
+        place = mates.index(i)
+        middle = min(place - place % stride + stride // 2, len(mates) - 1)
+        first = middle - window // 2
+        while first + window > len(mates):
+            first -= 1
+        first = max(first, 0)
+        found.append(mates[first : first + window])
+    return found
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 12])
+@pytest.mark.parametrize(
+    ("window", "stride", "dilation"),
+    [(1, 1, 1), (3, 1, 1), (4, 1, 1), (5, 2, 1), (5, 5, 1), (3, 1, 2), (4, 3, 3), (20, 1, 1), (7, 1, 2)],
+)
+def test_what_a_query_sees(length, window, stride, dilation):
+    axis = Axis(window, stride, dilation)
+    seen, row = axis.sees(length, torch.device("cpu"))
+    assert [line.nonzero().flatten().tolist() for line in seen] == seen_one_by_one(length, window, stride, dilation)
+    offset = torch.arange(length)[None, :] - torch.arange(length)[:, None]
+    assert torch.equal(((row - (window - 1)) * dilation)[seen], offset[seen])
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_tiles_give_what_the_mask_gives(seed):
+    """Any sizes, windows, strides, dilations and tables; output and gradients in float64."""
+    draw = random.Random(seed)
+    height, width = draw.randint(1, 23), draw.randint(1, 23)
+    sides = draw.randint(1, 14), draw.randint(1, 14)
+    strides = tuple(draw.randint(1, side) for side in sides)
+    dilations = draw.randint(1, 3), draw.randint(1, 3)
+    window = make_window(sides, strides, dilations)
+    inputs, grad = random_inputs(height, width, window, per_head=draw.random() < 0.5)
+    positions = draw.random() < 0.8
+    options = {"window": sides, "window_stride": strides, "window_dilation": dilations, "positions": positions}
+    wanted = output_and_gradients(inputs, grad, **options, backend="eager")
+    for one, other in zip(output_and_gradients(inputs, grad, **options, backend="sdpa"), wanted, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+@pytest.mark.parametrize("window", [(6, 5), (9, 12)])
+def test_a_window_of_the_map_is_global_attention(window, backend):
+    inputs, _ = random_inputs(6, 5, make_window(window), dtype=torch.float32)
+    tables = [windows.middle_of(table, length) for table, length in zip(inputs[1:], (6, 5), strict=True)]
+    wanted = attend_2d(inputs[0], *tables, **SIZES, backend=backend)
+    assert torch.equal(attend_2d(*inputs, **SIZES, window=window, backend=backend), wanted)
+    if backend == "eager":
+        masked = eager.attend(*inputs, **SIZES, window=make_window(window))
+        torch.testing.assert_close(masked, wanted)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("shape", [(17, 9, (5, 4)), (9, 30, (7, 13))], ids=str)
+def test_as_good_as_eager_in_every_dtype(shape, dtype):
+    height, width, sides = shape
+    inputs, grad = random_inputs(height, width, make_window(sides))
+    with torch.no_grad():
+        inputs = [tensor.to(dtype).double().requires_grad_() for tensor in inputs]
+    low = [tensor.detach().to(dtype).requires_grad_() for tensor in inputs]
+    exact = output_and_gradients(inputs, grad, window=sides, backend="eager")
+    theirs, ours = (output_and_gradients(low, grad.to(dtype), window=sides, backend=name) for name in ("eager", "sdpa"))
+    largest = max(part.abs().max() for part in exact)
+    for one, other, wanted in zip(ours, theirs, exact, strict=True):
+        allowed = 2 * (other - wanted).abs().max() + torch.finfo(dtype).eps * largest
+        assert (one - wanted).abs().max() <= allowed
+
+
+def test_maps_are_zero_out_of_sight():
+    window = make_window(3)
+    (qkv, *tables), _ = random_inputs(5, 6, window)
+    maps = attention_maps(qkv, *tables, **SIZES, window=window).unflatten(3, (5, 6)).unflatten(2, (5, 6))
+    assert torch.allclose(maps.flatten(4).sum(-1), torch.ones(()).double())
+    assert (maps.flatten(4) > 0).sum(-1).unique().tolist() == [9]
+    assert (maps[0, 0, 0, 0] > 0).nonzero().max() == 2
+
+
+def test_the_largest_tensor_is_linear_in_the_pixels():
+    """Twice the side, four times the pixels, about four times the largest tensor that is kept for the backward."""
+
+    def largest(side):
+        sizes = []
+        inputs, _ = random_inputs(side, side, make_window(5), batch=1, dtype=torch.float32)
+        with torch.autograd.graph.saved_tensors_hooks(lambda kept: sizes.append(kept.numel()) or kept, lambda x: x):
+            attend_2d(*inputs, **SIZES, window=5)
+        return max(sizes)
+
+    assert largest(64) <= 4.1 * largest(32)
+
+
+def test_compiled_in_one_graph():
+    inputs, _ = random_inputs(9, 11, make_window(5, 1, 2), dtype=torch.float32)
+
+    def attend(*inputs):
+        return attend_2d(*inputs, **SIZES, window=5, window_dilation=2)
+
+    compiled = torch.compile(attend, fullgraph=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(*inputs), attend(*inputs))
+
+
+@pytest.mark.parametrize("value", [0, -3, 2.5, "7", True, (3,), (3, 3, 3), (3, 0)])
+def test_a_wrong_window_is_named(value):
+    with pytest.raises(ValueError, match=r"^window must be a whole number from 1, or a pair \(rows, columns\), got "):
+        make_window(value)
+
+
+def test_wrong_strides_dilations_and_tables_are_named():
+    with pytest.raises(ValueError, match=r"window_stride must be at most the window, 3, .* got window_stride=4"):
+        make_window(3, 4)
+    with pytest.raises(ValueError, match=r"window_stride must be a whole number from 1.* got 0"):
+        make_window(3, 0)
+    with pytest.raises(ValueError, match=r"window_dilation must be a whole number from 1.* got 1.5"):
+        make_window(3, 1, 1.5)
+    (qkv, *tables), _ = random_inputs(4, 4, make_window(4))
+    with pytest.raises(ValueError, match=r"rel_h must be \[5, 4\] or \[2, 5, 4\] for a window of 3 x 3, got \[7, 4\]"):
+        attend_2d(qkv, *tables, **SIZES, window=3)

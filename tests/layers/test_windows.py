@@ -1,0 +1,132 @@
+"""Layers that attend over windows: tables without a size, checkpoints, augment, cost and export."""
+
+import pytest
+import timm
+import torch
+from torch import nn
+
+from aaconv import AAConv1d, AAConv2d, augment
+from aaconv.cost import count
+from aaconv.layers.tables import extend_table
+
+SMALL = {"num_heads": 2, "key_channels": 8, "value_channels": 4}
+
+
+def layer(**options):
+    return AAConv2d(3, 8, 3, **SMALL, **options)
+
+
+def test_tables_are_made_for_the_window_whatever_the_map():
+    made = layer(window=(5, 4))
+    assert (made.rel_h.shape, made.rel_w.shape) == ((9, 4), (7, 4))
+    for size in [(1, 1), (3, 20), (16, 9)]:
+        assert made(torch.randn(2, 3, *size)).shape == (2, 8, *size)
+    assert "window=(5, 4)" in repr(made)
+    assert "window_stride=(2, 2), window_dilation=(3, 3)" in repr(layer(window=5, window_stride=2, window_dilation=3))
+
+
+@pytest.mark.parametrize("position", ["none", "sinusoidal", "coordconv"])
+def test_positions_without_tables(position):
+    made = layer(window=3, position=position)
+    assert made.rel_w is None
+    assert made(torch.randn(1, 3, 7, 6)).isfinite().all()
+
+
+@pytest.mark.parametrize("dimensions", [1, 2])
+def test_a_window_as_large_as_the_map_is_the_layer_without_one(dimensions):
+    of, size = {1: (AAConv1d, 9), 2: (AAConv2d, (9, 7))}[dimensions]
+    whole = of(3, 8, 3, **SMALL, size=size)
+    local = of(3, 8, 3, **SMALL, window=size)
+    local.load_state_dict(whole.state_dict())
+    x = torch.randn(2, 3, *((9,) if dimensions == 1 else (9, 7)))
+    assert torch.equal(local(x), whole(x))
+
+
+def test_a_sequence_sees_its_neighbours_only():
+    made = AAConv1d(3, 8, 1, **SMALL, window=3)
+    x = torch.randn(1, 3, 12)
+    changed = x.clone()
+    changed[..., 8] += 1
+    moved = (made(changed) - made(x)).abs().amax((0, 1)) > 0
+    assert moved.nonzero().flatten().tolist() == [7, 8, 9]
+
+
+def test_checkpoints_go_to_a_window_and_back():
+    whole, local, again = layer(size=9), layer(window=5), layer(size=9)
+    local.load_state_dict(whole.state_dict())
+    assert torch.equal(local.rel_h, whole.rel_h[4:13])
+    again.load_state_dict(local.state_dict())
+    assert torch.equal(again.rel_h[4:13], whole.rel_h[4:13])
+    assert torch.equal(again.rel_h[0], whole.rel_h[4])
+    larger = layer(window=7)
+    larger.load_state_dict(local.state_dict())
+    assert torch.equal(larger.rel_w[2:11], local.rel_w)
+    assert not any("window" in key for key in whole.state_dict())
+
+
+def test_a_longer_table_repeats_the_farthest_vectors():
+    table = torch.arange(5.0)[:, None]
+    assert extend_table(table, 5).flatten().tolist() == [0, 0, 0, 1, 2, 3, 4, 4, 4]
+    assert extend_table(table, 2).flatten().tolist() == [1, 2, 3]
+
+
+def test_gradients_reach_everything():
+    made = layer(window=5, share_heads=False, qk_norm=True)
+    made(torch.randn(2, 3, 11, 8)).square().sum().backward()
+    assert all(parameter.grad.abs().sum() > 0 for parameter in made.parameters())
+
+
+def test_augment_takes_a_window_or_a_rule():
+    model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, stride=2, padding=1))
+    rule = {"0": 7}
+    local, _ = augment(model, 32, where="*", window=lambda name, conv, size: rule.get(name))
+    assert local[0].window.size == (7, 7)
+    assert local[1].window is None
+    assert local.augmentations[0]["window"] == {"0": (7, 7)}
+    assert local[1].size == (16, 16)
+    for size in (20, 64):
+        assert local(torch.randn(1, 3, size, size)).shape[-1] == size // 2
+
+
+def test_a_network_with_windows_in_all_stages():
+    model = timm.create_model("aa_resnet18", window=7, where="layer*.*.conv1", downsample=False, img_size=64)
+    layers = [module for module in model.modules() if isinstance(module, AAConv2d)]
+    assert len(layers) == 8
+    assert {made.window.size for made in layers} == {(7, 7)}
+    assert model.eval()(torch.randn(1, 3, 96, 64)).shape == (1, 1000)
+
+
+def test_cost_is_linear_in_the_pixels():
+    model = nn.Sequential(layer(window=5))
+    small, large = (count(model, (side, side)) for side in (32, 64))
+    assert large.true_flops == 4 * small.true_flops
+    assert large.map_bytes == 4 * small.map_bytes == 4 * 2 * 2 * 32 * 32 * 25
+    assert count(nn.Sequential(layer(size=8)), (8, 8)).map_bytes == 2 * 2 * 64 * 64
+
+
+def test_exported_as_one_program():
+    made = layer(window=5, window_dilation=2).eval()
+    x = torch.randn(1, 3, 9, 12)
+    program = torch.export.export(made, (x,))
+    torch.testing.assert_close(program.module()(x), made(x))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"window": 0}, "window must be a whole number from 1"),
+        ({"window": 3.0}, r"window must be a whole number from 1.*got 3\.0"),
+        ({"window": 3, "size": 8}, "size=8 has no meaning with a window"),
+        ({"window_stride": 2}, "window_stride=2 has no meaning without a window"),
+        ({"window": 3, "window_stride": 4}, "window_stride must be at most the window, 3"),
+    ],
+    ids=str,
+)
+def test_wrong_windows_are_named(options, told):
+    with pytest.raises(ValueError, match=told):
+        layer(**options)
+
+
+def test_a_window_of_a_sequence_is_one_number():
+    with pytest.raises(ValueError, match=r"window of a sequence must be a whole number, got window=\(3, 3\)"):
+        AAConv1d(3, 8, 3, window=(3, 3))
