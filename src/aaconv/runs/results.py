@@ -31,7 +31,7 @@ MEASURED = (*TITLES, "seconds_per_epoch")
 KINDS = {
     **dict.fromkeys(("dataset", "name", "model", "data"), str),
     **dict.fromkeys(("options", "overrides"), dict),
-    **dict.fromkeys(("seed", "epochs"), int),
+    **dict.fromkeys(("seed", "epochs", "parameters"), int),
     **dict.fromkeys(MEASURED, int | float),
 }
 """What the fields of a record are, where they are there; only what is measured may be None."""
@@ -64,6 +64,11 @@ class Experiment:
         """The standard deviation of a run; None where there is only one."""
         values = self.values(metric)
         return stdev(values) if len(values) > 1 else None
+
+    @property
+    def parameters(self) -> int | None:
+        """Of the network, where the runs say it."""
+        return self.runs[0].get("parameters")
 
     @property
     def recipe(self) -> recipes.Recipe | None:
@@ -166,6 +171,7 @@ def experiments(records: Iterable[Record]) -> list[Experiment]:
     groups: dict[str, list[Record]] = {}
     for record in records:
         key = [record["dataset"], _name(record), record["model"], record["options"], record.get("epochs")]
+        key.append(record.get("parameters"))  # a network may have changed under its name
         groups.setdefault(json.dumps([*key, changes_of(record)], sort_keys=True), []).append(record)
     order = {name: place for place, name in enumerate(recipes.names())}
     found = [_experiment(group) for group in groups.values()]

@@ -13,7 +13,7 @@ from ..tasks.task import Task
 from ..utils.distributed import World, communicating
 from ..utils.precision import autocast
 from ..utils.weights import Tensors
-from .optimize import load_optimizer, make_optimizer, make_schedule, optimizer_tensors, rate_of
+from .optimize import batch_norm_scales, load_optimizer, make_optimizer, make_schedule, optimizer_tensors, rate_of
 from .running_sums import RunningSums
 
 GRAPHED = ("reduce-overhead", "max-autotune")
@@ -111,7 +111,8 @@ class Learner:
         self.model.load_state_dict(tensors["model"])
         if self.ema is not None:
             self.ema.module.load_state_dict(tensors["ema"])
-        load_optimizer(self.optimizer, tensors["optimizer"], rest["optimizer"])
+        new = batch_norm_scales(self.model)
+        load_optimizer(self.optimizer, tensors["optimizer"], rest["optimizer"], new)
         self.scaler.load_state_dict(rest["scaler"])
         random, rank, device = tensors["random"], self.world.rank, self.world.device
         if f"{rank}.cpu" in random:
