@@ -255,3 +255,18 @@ def test_the_state_from_before_learned_batch_norm_scales_loads(optimizer):
     other.step()
     with pytest.raises(ValueError, match="other groups of parameters"):
         load_optimizer(other, *as_before_the_scales(model, tensors, rest))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, False),
+        ({"nesterov": True}, True),
+        ({"optimizer": "sgd"}, True),
+        ({"optimizer": "sgd", "nesterov": True}, True),
+    ],
+)
+def test_nesterov_momentum(changes, expected):
+    optimizer = make_optimizer(tiny(**changes), nn.Linear(2, 2))
+    assert type(optimizer) is torch.optim.SGD
+    assert optimizer.param_groups[0]["nesterov"] is expected

@@ -77,6 +77,8 @@ class Recipe:
     """Batch size that lr_base is meant for."""
     momentum: float = 0.9
     """Momentum of the optimizer."""
+    nesterov: bool = False
+    """Nesterov momentum for the optimizer "momentum"; "sgd" has it anyway."""
     eps: float | None = None
     """Epsilon of the optimizer, where it has one; None: its default."""
     weight_decay: float = 0.0
@@ -114,6 +116,8 @@ class Recipe:
     """Mode of torch.compile for the training step."""
     sync_batch_norm: bool = False
     """Batch norm statistics over all processes."""
+    ghost_batch: int | None = None
+    """Images per group of batch norm statistics (ghost batch norm); None: all of a process."""
     deterministic: bool = False
     """Deterministic algorithms only; on the CPU they are anyway."""
     seed: int = 0
@@ -141,13 +145,17 @@ class Recipe:
             raise ValueError(f"the schedule 'exponential' needs one of decay_epochs, got {list(self.decay_epochs)}")
         if self.batch % self.accumulate:
             raise ValueError(f"batch must be divisible by accumulate, got {self.batch} and {self.accumulate}")
+        if self.nesterov and self.optimizer not in ("momentum", "sgd"):
+            raise ValueError(f"nesterov is for the optimizer 'momentum', got optimizer={self.optimizer!r}")
+        if self.ghost_batch is not None and self.sync_batch_norm:
+            raise ValueError("ghost_batch and sync_batch_norm exclude each other: choose one")
 
 
 LARGEST_SIZE = 16_384
 """Pixels of a side: an image of them is a gigabyte."""
 
 _LIMITS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("epochs batch train_limit eval_limit accumulate keep", lambda n: n >= 1, "at least 1"),
+    ("epochs batch train_limit eval_limit accumulate keep ghost_batch", lambda n: n >= 1, "at least 1"),
     ("size", lambda n: 1 <= n <= LARGEST_SIZE, f"1 to {LARGEST_SIZE}"),
     ("eval_every checkpoint_every", lambda n: n >= 1, "at least 1"),
     ("workers max_unreadable holdout seed weight_decay min_lr eps", lambda x: x >= 0, "at least 0"),

@@ -13,6 +13,7 @@ from ..tasks.task import Task
 from ..utils.distributed import World, communicating
 from ..utils.precision import autocast
 from ..utils.weights import Tensors
+from .ghost_batch_norm import use_ghost_batch_norm
 from .optimize import batch_norm_scales, load_optimizer, make_optimizer, make_schedule, optimizer_tensors, rate_of
 from .running_sums import RunningSums
 
@@ -26,7 +27,11 @@ class Learner:
     def __init__(self, recipe: Recipe, task: Task, world: World, steps_per_epoch: int) -> None:
         self.recipe, self.task, self.world = recipe, task, world
         torch.manual_seed(mix(recipe.seed, 0))
-        model = world.prepare(task.build(task.data_info(), start=True), sync_batch_norm=recipe.sync_batch_norm)
+        model = task.build(task.data_info(), start=True)
+        if recipe.ghost_batch is not None:
+            _check_ghost_batch(recipe, world)
+            model = use_ghost_batch_norm(model, recipe.ghost_batch)
+        model = world.prepare(model, sync_batch_norm=recipe.sync_batch_norm)
         layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
         self.model = model.to(world.device, memory_format=layout)  # type: ignore[call-overload]
         self.ema = ModelEmaV3(self.model, decay=recipe.ema) if recipe.ema is not None else None
@@ -119,3 +124,11 @@ class Learner:
             torch.set_rng_state(random[f"{rank}.cpu"])
         if device.type == "cuda" and f"{rank}.cuda" in random:
             torch.cuda.set_rng_state(random[f"{rank}.cuda"], device)
+
+
+def _check_ghost_batch(recipe: Recipe, world: World) -> None:
+    images = recipe.batch // (world.size * recipe.accumulate)
+    if recipe.ghost_batch is not None and images % recipe.ghost_batch:
+        raise ValueError(
+            f"ghost_batch must divide the images of a process and accumulation step, {images}, got {recipe.ghost_batch}"
+        )

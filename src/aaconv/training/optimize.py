@@ -38,7 +38,7 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     try:
         optimizer = create_optimizer_v2(
             groups,
-            opt=recipe.optimizer,
+            opt="sgd" if recipe.nesterov else recipe.optimizer,  # timm's "sgd" is "momentum" with Nesterov's
             lr=peak_rate(recipe),
             weight_decay=recipe.weight_decay,
             momentum=recipe.momentum,
