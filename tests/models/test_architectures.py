@@ -6,6 +6,7 @@ import timm
 import torch
 from torch import nn
 
+from aaconv import AAConv2d
 from aaconv.layers.gates import BAM
 
 
@@ -85,3 +86,14 @@ def test_wide_resnets_convert_to_synchronised_batch_norm():
         assert not any(isinstance(module, nn.BatchNorm2d) for module in synchronised.modules())
         assert {path for path, p in synchronised.named_parameters() if p.requires_grad} == learned
         assert synchronised.state_dict().keys() == keys
+
+
+def test_resnets_without_the_pooling_of_their_stem():
+    """For 64 pixels: maps of 32, 16, 8 and 4, attention over the last three as they are, with a gate as well."""
+    model = timm.create_model("aa_resnet18", stem_pool=False, gate="se", img_size=64, num_classes=5)
+    maps = model.forward_intermediates(torch.randn(1, 3, 64, 64), intermediates_only=True)
+    assert [one.shape[-1] for one in maps] == [32, 32, 16, 8, 4]
+    assert [info["reduction"] for info in model.feature_info] == [2, 2, 4, 8, 16]
+    attention = [module for module in model.modules() if isinstance(module, AAConv2d)]
+    assert [layer.size for layer in attention] == [(16, 16)] * 2 + [(8, 8)] * 2 + [(4, 4)] * 2
+    assert parameters(model) > parameters(timm.create_model("aa_resnet18", num_classes=5, img_size=64))

@@ -21,14 +21,14 @@ from torch import Tensor
 from torchvision.datasets import CIFAR10, CIFAR100
 from torchvision.datasets.utils import calculate_md5
 
-from . import shapes, tar_shards
+from . import shapes, tar_shards, tiny_imagenet
 from .image_folder import ImageFolder, class_folders, find_labelled
 from .images import decode_stored, naming_unreadable
 from .transforms import CropAndFlip
 
 SPLITS = ("train", "test")
 SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("val", "validation", "valid", "test", "eval")}
-NAMES = ("shapes", "cifar10", "cifar100", "imagenet", "folder/PATH", "wds/PATH", "hfds/NAME")
+NAMES = ("shapes", "cifar10", "cifar100", "tiny-imagenet", "imagenet", "folder/PATH", "wds/PATH", "hfds/NAME")
 WITH_PATH = ("folder", "wds", "hfds")
 OPTIONS = {"shapes": ("size", "number", "seed"), "hfds": ("input_key", "target_key")}
 CIFAR_STATISTICS = {
@@ -60,6 +60,11 @@ class ArrayDataset:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def side(self) -> int:
+        """Height and width of the images."""
+        return self.images.shape[1]
+
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Image uint8 [3, height, width] and label."""
         return self.images[index].permute(2, 0, 1), int(self.labels[index])
@@ -73,7 +78,11 @@ class ArrayDataset:
 
 @dataclass(frozen=True)
 class FileDataset:
-    """Images behind one of timm's readers, decoded one by one; one that cannot be raises `UnreadableImage`."""
+    """Images behind one of timm's readers, decoded one by one; one that cannot be raises `UnreadableImage`.
+
+    `side` is the height and width of all images, None where they differ; where there is one, `augmentation` is what
+    training on it does.
+    """
 
     name: str
     reader: Any
@@ -81,6 +90,8 @@ class FileDataset:
     chosen: Tensor | None = None
     mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD
+    side: int | None = None
+    augmentation: CropAndFlip | None = None
 
     def __len__(self) -> int:
         return len(self.reader if self.chosen is None else self.chosen)
@@ -114,11 +125,11 @@ Dataset = ArrayDataset | FileDataset
 def open_dataset(name: str, data_dir: str | Path | None = None, split: str = "train", **options: Any) -> Dataset:
     """The training or the test images of a data set.
 
-    name       shapes, cifar10, cifar100, imagenet, a folder of images (its path, or folder/PATH: one folder per class,
-               within train/ and val/ where there are both), wds/PATH (webdataset shards on a disk), or hfds/NAME
-               (Hugging Face; needs the package datasets)
-    data_dir   where CIFAR's official files, ImageNet's two folders or Hugging Face's cache lie; paths in names are
-               relative to it. Default: $AACONV_DATA, or ~/.cache/aaconv/data
+    name       shapes, cifar10, cifar100, tiny-imagenet, imagenet, a folder of images (its path, or folder/PATH: one
+               folder per class, within train/ and val/ where there are both), wds/PATH (webdataset shards on a disk),
+               or hfds/NAME (Hugging Face; needs the package datasets)
+    data_dir   where CIFAR's official files, tiny-imagenet-200, ImageNet's two folders or Hugging Face's cache lie;
+               paths in names are relative to it. Default: $AACONV_DATA, or ~/.cache/aaconv/data
     options    shapes: size, number, seed; hfds: input_key, target_key (columns)
     """
     if split not in SPLITS:
@@ -237,6 +248,14 @@ def _how_to_get(official: type[CIFAR10], root: Path) -> str:
     return f"unpack {official.url} there, so that {root / official.base_folder} holds the files"
 
 
+def _open_tiny_imagenet(rest: str, data_dir: str | Path | None, split: str) -> FileDataset:
+    folder, images, classes = tiny_imagenet.find(Path(data_dir or default_data_dir()), split)
+    reader = ImageFolder(folder, images, list(classes))
+    statistics = tiny_imagenet.MEAN, tiny_imagenet.STD
+    pad = CropAndFlip(pad=tiny_imagenet.SIDE // 8)  # as CIFAR's 4 of 32
+    return FileDataset("tiny-imagenet", reader, classes, None, *statistics, side=tiny_imagenet.SIDE, augmentation=pad)
+
+
 def _open_imagenet(rest: str, data_dir: str | Path | None, split: str) -> FileDataset:
     root = Path(data_dir or default_data_dir() / "imagenet")
     if not root.is_dir():
@@ -315,6 +334,7 @@ OPENERS: dict[str, Callable[..., Dataset]] = {
     "shapes": _open_shapes,
     "cifar10": _cifar_opener("cifar10", CIFAR10),
     "cifar100": _cifar_opener("cifar100", CIFAR100),
+    "tiny-imagenet": _open_tiny_imagenet,
     "imagenet": _open_imagenet,
     "folder": _open_folder,
     "wds": _open_shards,

@@ -21,7 +21,8 @@ from torchvision.transforms import v2
 from .base_loader import Loader, mix, to_device
 from .datasets import ArrayDataset, Dataset
 from .images import MAX_UNREADABLE
-from .transforms import CropAndFlip, cut_batch, eval_transform, inception_train, pad_images
+from .resident import InceptionLoader, decode_all
+from .transforms import EVAL_CROP, CropAndFlip, cifar_train, cut_batch, eval_transform, inception_train, pad_images
 from .workers import SampleLoader, Samples
 
 Batch = tuple[Tensor, Tensor]
@@ -95,15 +96,28 @@ def make_loader(
     size: int | None = None,
     workers: int = 4,
     max_unreadable: int = MAX_UNREADABLE,
+    in_memory: bool = False,
     **options: Any,
 ) -> Loader:
     """The loader that suits a data set: on the device if it is a small one, with Inception's augmentation otherwise.
 
     `size` is that of the images that come out, by default 224; a small data set in its own size, the default, stays on
-    the device. Options are those of `Loader`: device, dtype, seed, rank, world_size.
+    the device. in_memory: decode the images of files once, as squares of `size`, and keep them there, too. Options are
+    those of `Loader`: device, dtype, seed, rank, world_size.
     """
-    if isinstance(dataset, ArrayDataset) and size in (None, *dataset.images.shape[1:2]):
+    side, own_size = size or dataset.side or 224, dataset.side is not None and size in (None, dataset.side)
+    more: dict[str, Any] = {"workers": workers, "max_unreadable": max_unreadable}
+    if in_memory and not (own_size and isinstance(dataset, ArrayDataset)):
+        whole = eval_transform(side, crop=1.0 if train or own_size else EVAL_CROP)
+        dataset = decode_all(dataset, whole, side, device=torch.device(options.get("device", "cpu")), **more)
+        if train and not own_size:
+            return InceptionLoader(dataset, batch_size, **options)
+        own_size = True
+    if own_size and isinstance(dataset, ArrayDataset):
         return DeviceLoader(dataset, batch_size, train=train, **options)
-    transform = (inception_train if train else eval_transform)(size or 224)
-    more = {"workers": workers, "max_unreadable": max_unreadable, **options}
-    return WorkerLoader(dataset, batch_size, transform=transform, train=train, **more)
+    if own_size and dataset.augmentation is not None:
+        crop = cifar_train(side, dataset.augmentation, dataset.mean)
+        transform = crop if train else eval_transform(side, crop=1.0)
+    else:
+        transform = (inception_train if train else eval_transform)(side)
+    return WorkerLoader(dataset, batch_size, transform=transform, train=train, **more, **options)

@@ -42,7 +42,8 @@ class Recipe:
     """What it is, in one line."""
     model: Model
     data: str
-    """shapes, cifar10, cifar100, imagenet, folder/PATH, wds/PATH or hfds/NAME; coco/PATH for detection."""
+    """shapes, cifar10, cifar100, tiny-imagenet, imagenet, folder/PATH, wds/PATH or hfds/NAME; coco/PATH for
+    detection."""
     epochs: int
     """Epochs to train."""
     batch: int
@@ -58,6 +59,8 @@ class Recipe:
     """Input height and width; None: those of a small data set, else 224."""
     workers: int = 4
     """Data loader workers; small data sets need none."""
+    in_memory: bool = False
+    """Decode the images of files once, at the input size, and keep them on the device; small data sets are anyway."""
     max_unreadable: int = 100
     """Unreadable images that are skipped before the run stops."""
     train_limit: int | None = None

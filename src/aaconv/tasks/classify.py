@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from ..data import ArrayDataset, Dataset, make_loader
+from ..data import Dataset, make_loader
 from ..data.transforms import EVAL_CROP
 from ..models import list_models
 from ..utils.distributed import World, total
@@ -46,9 +46,7 @@ class Classify(Task):
     def config(self, info: DataInfo) -> dict[str, Any]:
         config = super().config(info)
         config["model_args"] |= _own_size(self.recipe.model.name, info)
-        train = self.data[0]
-        whole = isinstance(train, ArrayDataset) and train.images.shape[1] == info.size
-        config["pretrained_cfg"]["crop_pct"] = 1.0 if whole else EVAL_CROP
+        config["pretrained_cfg"]["crop_pct"] = 1.0 if self.data[0].side == info.size else EVAL_CROP
         return config
 
     def loaders(self, batch: int, world: World) -> tuple[Loader, Loader]:
@@ -61,6 +59,7 @@ class Classify(Task):
                 size=recipe.size,
                 workers=recipe.workers,
                 max_unreadable=recipe.max_unreadable,
+                in_memory=recipe.in_memory,
                 device=world.device,
                 seed=recipe.seed,
                 rank=world.rank,

@@ -85,9 +85,7 @@ def select(dataset: Dataset, indices: Tensor) -> Dataset:
 
 def image_size(recipe: Recipe, dataset: Dataset) -> int:
     """Height and width of the images that the network sees."""
-    if recipe.size is not None:
-        return recipe.size
-    return dataset.images.shape[1] if isinstance(dataset, ArrayDataset) else LARGE
+    return recipe.size or dataset.side or LARGE
 
 
 def shapes_options(recipe: Recipe, *, train: bool) -> dict[str, Any]:
