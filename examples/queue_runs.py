@@ -49,8 +49,9 @@ class Job:
 
 
 def jobs_of(patterns: Sequence[str], seeds: Sequence[int], runs: Path) -> list[Job]:
-    """Every recipe that fits a pattern, with every seed; the seeds one after the other."""
-    names = list(dict.fromkeys(name for pattern in patterns for name in recipes.names(pattern)))
+    """Every recipe of that name, or that fits a pattern, with every seed; the seeds one after the other."""
+    found = ([one] if one in recipes.names() else recipes.names(one) for one in patterns)
+    names = list(dict.fromkeys(name for some in found for name in some))
     return [Job(name, seed, runs) for seed in seeds for name in names]
 
 

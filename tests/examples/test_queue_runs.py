@@ -48,6 +48,10 @@ def test_seeds_come_one_after_the_other(queue, tmp_path):
     ]
 
 
+def test_a_name_means_no_longer_names_that_begin_with_it(queue, tmp_path):
+    assert [job.recipe for job in queue.jobs_of(["cifar100-small-aa"], [0], tmp_path)] == ["cifar100-small-aa"]
+
+
 def test_the_ablations_are_there(queue, tmp_path):
     jobs = queue.jobs_of(["imagenette-ablation-*"], [0, 1, 2], tmp_path)
     assert len(jobs) == 3 * 20

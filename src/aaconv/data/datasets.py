@@ -28,9 +28,18 @@ from .transforms import CropAndFlip
 
 SPLITS = ("train", "test")
 SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("val", "validation", "valid", "test", "eval")}
-NAMES = ("shapes", "cifar10", "cifar100", "tiny-imagenet", "imagenet", "folder/PATH", "wds/PATH", "hfds/NAME")
+NAMES = (
+    "shapes",
+    "cifar10",
+    "cifar100",
+    "tiny-imagenet",
+    "imagenet",
+    "folder/PATH",
+    "wds/PATH",
+    "hfds/NAME",
+)
 WITH_PATH = ("folder", "wds", "hfds")
-OPTIONS = {"shapes": ("size", "number", "seed"), "hfds": ("input_key", "target_key")}
+OPTIONS = {"shapes": ("size", "number", "seed", "distance"), "hfds": ("input_key", "target_key")}
 CIFAR_STATISTICS = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
@@ -130,12 +139,14 @@ def open_dataset(name: str, data_dir: str | Path | None = None, split: str = "tr
                or hfds/NAME (Hugging Face; needs the package datasets)
     data_dir   where CIFAR's official files, tiny-imagenet-200, ImageNet's two folders or Hugging Face's cache lie;
                paths in names are relative to it. Default: $AACONV_DATA, or ~/.cache/aaconv/data
-    options    shapes: size, number, seed; hfds: input_key, target_key (columns)
+    options    shapes: size, number, seed, distance (shapes:distance=24 names it); hfds: input_key, target_key (columns)
     """
     if split not in SPLITS:
         raise ValueError(f"split must be 'train' or 'test', got {split!r}")
     if data_dir is not None and not Path(data_dir).is_dir():
         raise FileNotFoundError(f"the data folder {data_dir} does not exist")
+    if name.startswith("shapes:"):
+        name, options = "shapes", options | shapes.options_of(name)
     kind, _, rest = name.partition("/")
     complete = kind in OPENERS and (not rest if kind not in WITH_PATH else rest or kind == "folder")
     if complete:
@@ -163,13 +174,20 @@ def default_data_dir() -> Path:
 
 
 def _open_shapes(
-    rest: str, data_dir: object, split: str, *, size: int = 32, number: int | None = None, seed: int = 0
+    rest: str,
+    data_dir: object,
+    split: str,
+    *,
+    size: int = 32,
+    number: int | None = None,
+    seed: int = 0,
+    distance: int | None = None,
 ) -> ArrayDataset:
     number = number or {"train": 20_000, "test": 5_000}[split]
     # Even seeds of the drawing for training, odd ones for tests: no seed shares an image with another.
-    drawing = shapes.draw(number, size, seed=2 * seed + (split == "test"))
+    drawing = shapes.draw(number, size, seed=2 * seed + (split == "test"), distance=distance)
     return ArrayDataset(
-        name="shapes",
+        name="shapes" if distance is None else f"shapes:distance={distance}",
         images=drawing.images,
         labels=drawing.labels,
         classes=shapes.CLASSES,

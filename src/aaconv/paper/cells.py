@@ -185,7 +185,8 @@ def _about(behind: list[Experiment], column: str, fitted: dict[str, object]) -> 
     if fitted:
         about += f" without {', '.join(f'{name}={value!r}' for name, value in fitted.items())}"
     if deviation is not None:
-        about += f", standard deviation {deviation:.2f}"
+        interval = experiment.interval(metric_name(column))
+        about += f", standard deviation {deviation:.2f}, 95 % interval of the mean ± {interval:.2f}"
     ways = [f"{one.mean(metric_name(column)):.1f} with {_changed(one) or one.name}" for one in others]
     return "; ".join([about, *ways])
 

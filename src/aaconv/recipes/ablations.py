@@ -2,6 +2,8 @@
 
 Rows of tables 3, 6 and 7, and what the paper's text asks besides: heads, relative tables per head, and both curves of
 figure 4. All are trained alike. `examples/queue_runs.py 'imagenette-ablation-*' --seeds 0 1 2` trains them all.
+
+And what the layer is for, in one figure: small networks on `shapes`, the objects more and more columns apart.
 """
 
 from collections.abc import Iterator
@@ -31,8 +33,8 @@ def _variants() -> Iterator[tuple[str, str, dict[str, Any], str]]:
         yield f"ratio-{ratio}-no-position", "aa_resnet50", options | {"position": "none"}, f"{title}, no positions"
     for heads in HEADS:
         # Sixteen would leave the narrowest stage without a value channel for each.
-        options = {"num_heads": heads} | ({"min_value_channels_per_head": 1} if heads > 8 else {})
-        yield f"heads-{heads}", "aa_resnet50", options, f"attention with {heads} head{'s' * (heads > 1)} instead of 8"
+        more: dict[str, Any] = {"num_heads": heads} | ({"min_value_channels_per_head": 1} if heads > 8 else {})
+        yield f"heads-{heads}", "aa_resnet50", more, f"attention with {heads} head{'s' * (heads > 1)} instead of 8"
     yield "per-head", "aa_resnet50", {"share_heads": False}, "attention with relative tables per head"
 
 
@@ -57,4 +59,30 @@ def _recipe(variant: str, model: str, options: dict[str, Any], title: str) -> Re
     )
 
 
-ABLATIONS = tuple(_recipe(*variant) for variant in _variants())
+DISTANCES = (2, 4, 6, 8, 10, 12, 14, 18, 24, 34)
+"""Columns between the objects: the windows of the small networks are 15 wide, the images 48."""
+
+
+def _graded(kind: str, distance: int) -> Recipe:
+    return Recipe(
+        name=f"shapes-distance-{distance}-{kind}",
+        summary=f"small network on shapes {distance} columns apart: {SMALL_KINDS[kind]}",
+        model=Model(f"{kind}_small"),
+        data=f"shapes:distance={distance}",
+        size=48,
+        epochs=10,
+        batch=64,
+        optimizer="adamw",
+        lr=0.01,
+        weight_decay=0.01,
+        eval_every=10,
+        workers=0,
+        keep=1,
+    )
+
+
+SMALL_KINDS = {"plain": "convolutions only", "se": "with Squeeze-and-Excitation", "aa": "with attention"}
+ABLATIONS = (
+    *(_recipe(*variant) for variant in _variants()),
+    *(_graded(kind, distance) for distance in DISTANCES for kind in SMALL_KINDS),
+)

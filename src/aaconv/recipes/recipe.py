@@ -42,8 +42,8 @@ class Recipe:
     """What it is, in one line."""
     model: Model
     data: str
-    """shapes, cifar10, cifar100, tiny-imagenet, imagenet, folder/PATH, wds/PATH or hfds/NAME; coco/PATH for
-    detection."""
+    """shapes, shapes:distance=N, cifar10, cifar100, tiny-imagenet, imagenet, folder/PATH, wds/PATH or hfds/NAME;
+    coco/PATH for detection."""
     epochs: int
     """Epochs to train."""
     batch: int

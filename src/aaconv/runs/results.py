@@ -36,6 +36,12 @@ KINDS = {
 }
 """What the fields of a record are, where they are there; only what is measured may be None."""
 
+T_95 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
+    *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+"""Student's t at 97.5 %, of 1 degree of freedom and more; beyond 30 the last is a little too wide."""
+
 Record = dict[str, Any]
 
 _logger = logging.getLogger(__name__)
@@ -64,6 +70,13 @@ class Experiment:
         """The standard deviation of a run; None where there is only one."""
         values = self.values(metric)
         return stdev(values) if len(values) > 1 else None
+
+    def interval(self, metric: str) -> float | None:
+        """Half the width of the 95 % interval of the mean, by Student's t; None where there is only one run."""
+        deviation, number = self.deviation(metric), len(self.values(metric))
+        if deviation is None:
+            return None
+        return T_95[min(number - 2, len(T_95) - 1)] * deviation / math.sqrt(number)
 
     @property
     def parameters(self) -> int | None:

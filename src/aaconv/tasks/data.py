@@ -90,7 +90,7 @@ def image_size(recipe: Recipe, dataset: Dataset) -> int:
 
 def shapes_options(recipe: Recipe, *, train: bool) -> dict[str, Any]:
     """shapes are drawn in the size that is wanted, and no more of them than are."""
-    if recipe.data != "shapes":
+    if recipe.data.partition(":")[0] != "shapes":
         return {}
     limit = recipe.train_limit if train else recipe.eval_limit
     number = None if limit is None else limit + (recipe.holdout if train else 0)
