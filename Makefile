@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo quick test lint costs bench clean
+.PHONY: setup demo quick test lint costs bench mutate load clean
 
 setup: $(READY)
 
@@ -39,6 +39,15 @@ costs: setup
 bench: setup
 	$(BIN)/aaconv bench layer
 
+# Would the tests notice? A sample of small changes of the source, each against the tests of its file: an hour or so.
+MUTATE ?= --sample 300
+mutate: setup
+	OMP_NUM_THREADS=1 $(BIN)/python tools/mutate.py $(MUTATE)
+
+# How much the package bears: 200,000 images, 2,000 steps, a report of 500 runs, a page of 50 images.
+load: setup
+	OMP_NUM_THREADS=1 $(BIN)/python tools/load.py
+
 # accelerate against the modules of transformers, in an environment that adds it to the first one; and against those of
 # segment-anything and detectron2, if somebody has installed them there.
 FAMILIES := $(VENV)/families
@@ -52,6 +61,19 @@ $(FAMILIES)/.ready: $(READY)
 
 test-families: $(FAMILIES)/.ready
 	OMP_NUM_THREADS=1 $(FAMILIES)/bin/python -m pytest tests/families
+
+# The documentation, strictly, in an environment that adds mkdocs to the first one: a broken link fails, and a public
+# name that docs/api.md does not have.
+DOCS := $(VENV)/docs
+.PHONY: docs
+$(DOCS)/.ready: $(READY)
+	$(PYTHON) -m venv $(DOCS)
+	echo "import site; site.addsitedir('$$($(BIN)/python $(SITE))')" > "$$($(DOCS)/bin/python $(SITE))/first.pth"
+	$(DOCS)/bin/python -m pip install --quiet --disable-pip-version-check --editable '.[docs]'
+	touch $@
+
+docs: $(DOCS)/.ready
+	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict
 
 clean:
 	rm -rf $(VENV)

@@ -1,9 +1,11 @@
+import importlib.util
 import logging
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import aaconv.attention as attention
 from aaconv.attention import attend_2d, attention_maps, choose_backend, default_backend, sdpa, set_default_backend
@@ -177,6 +179,27 @@ def test_sdpa_stores_nothing_quadratic():
 
 
 @pytest.mark.parametrize(
+    ("device", "key_depth", "value_depth", "depth"),
+    [("cpu", 6, 3, 13), ("cpu", 6, 20, 20), ("cuda", 6, 3, 16), ("cuda", 9, 3, 16), ("cuda", 6, 20, 24)],
+)
+def test_the_fused_call_gets_one_depth(device, key_depth, value_depth, depth, monkeypatch):
+    """That of the keys and their 3 + 4 places, or of wider values, and on a GPU the next multiple of 8."""
+    shapes = []
+
+    def record(q, k, v, scale):
+        shapes.extend([q.shape[-1], k.shape[-1], v.shape[-1]])
+        return torch.empty_like(v)
+
+    monkeypatch.setattr(sdpa.F, "scaled_dot_product_attention", record)
+    with FakeTensorMode():
+        qkv = torch.empty(1, 3, 4, 2 * (2 * key_depth + value_depth), device=device)
+        rel_h, rel_w = (torch.empty(length, key_depth, device=device) for length in (5, 7))
+        out = sdpa.attend(qkv, rel_h, rel_w, num_heads=2, key_channels=2 * key_depth)
+    assert shapes == [depth] * 3
+    assert out.shape == (1, 3, 4, 2 * value_depth)
+
+
+@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"num_heads": 3}, "multiple of num_heads"),
@@ -247,3 +270,25 @@ def test_half_precision_stays_finite_where_products_do_not(tables):
     assert out.abs().max() <= qkv[..., 32:].abs().max()  # an average of the values
     out.sum().backward()
     assert all(part.grad.isfinite().all() for part in (large, *rel) if part is not None)
+
+
+def test_a_kind_of_call_is_checked_once(monkeypatch):
+    checked, check = [], attention._check
+    monkeypatch.setattr(attention, "_checked", {})
+    monkeypatch.setattr(attention, "_check", lambda qkv, *rest: checked.append(tuple(qkv.shape)) or check(qkv, *rest))
+    calls = [(1, 2, 2, 20), (1, 2, 2, 20), (1, 2, 3, 20), (1, 2, 2, 20)]
+    for shape in calls:
+        attend_2d(torch.zeros(shape), None, None, num_heads=2, key_channels=8)
+    assert checked == [(1, 2, 2, 20), (1, 2, 3, 20)]
+    attend_2d(torch.zeros(calls[0], dtype=torch.float64), None, None, num_heads=2, key_channels=8)
+    with default_backend("eager"):
+        attend_2d(torch.zeros(calls[0]), None, None, num_heads=2, key_channels=8)
+    assert checked[2:] == [calls[0]] * 2
+
+
+@pytest.mark.parametrize(("value", "chosen"), [("eager", "eager"), ("", None)])
+def test_the_environment_chooses_the_backend(value, chosen, monkeypatch):
+    monkeypatch.setenv("AACONV_BACKEND", value)
+    again = importlib.util.module_from_spec(attention.__spec__)
+    attention.__spec__.loader.exec_module(again)
+    assert again.chosen_default() == chosen

@@ -100,3 +100,15 @@ def test_the_result_keeps_no_padding_alive():
     result = kept[-1]
     assert result.shape == (2, 2, 20, 2)
     assert result.untyped_storage().nbytes() == result.nbytes
+
+
+def test_float32_has_derivatives_of_its_own_as_well():
+    """torch's kernel for the CPU has no second ones."""
+    eager, sdpa, inputs = functions_and_inputs("shared")
+    inputs = [part.detach().float().requires_grad_() for part in inputs]
+
+    def second(function):
+        (first,) = torch.autograd.grad(function(*inputs).square().sum(), inputs[0], create_graph=True)
+        return torch.autograd.grad(first.square().sum(), inputs)
+
+    torch.testing.assert_close(second(sdpa), second(eager), rtol=1e-4, atol=1e-5)

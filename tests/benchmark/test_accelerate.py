@@ -66,7 +66,7 @@ def test_a_network_that_cannot_be_measured_is_named_at_once(model, told, capsys)
 
 
 def test_an_unknown_name_has_no_usual_size():
-    with pytest.raises(ValueError, match="there is no model 'nosuch'"):
+    with pytest.raises(ValueError, match="unknown model 'nosuch'"):
         accelerate._sizes("nosuch", torch.device("cuda"), None, None)
     assert accelerate._sizes("botnet26t_256", torch.device("cuda"), 2, None) == (2, 256)
     assert accelerate._sizes("halonet26t", torch.device("cuda"), None, None) == (8, 256)

@@ -192,6 +192,14 @@ def test_parameters_used_twice_count_once():
     assert cost.flops == 2 * 2 * 16 * 81
 
 
+def test_a_weight_of_two_layers_counts_once():
+    tied = nn.Sequential(*(nn.Conv2d(3, 3, 3, padding=1, bias=False) for _ in range(2)))
+    tied[1].weight = tied[0].weight
+    cost = count(tied, (4, 4))
+    assert cost.params == sum(parameter.numel() for parameter in tied.parameters()) == 81
+    assert cost.flops == 2 * 2 * 16 * 81
+
+
 def test_size_and_channels_come_from_the_model():
     assert count_named("aa_wrn28_2").size == (32, 32)
     assert count(nn.Conv2d(5, 1, 1, bias=False), (2, 3)).flops == 2 * 6 * 5

@@ -421,7 +421,7 @@ def test_images_without_a_label_are_no_examples(tmp_path, monkeypatch):
 )
 def test_wrong_names_suggest_the_nearest(name, hint, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=f"there is no data set or folder {name!r}; {hint}"):
+    with pytest.raises(ValueError, match=f"unknown data set or folder {name!r}; {hint}"):
         open_dataset(name)
 
 

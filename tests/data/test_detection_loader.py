@@ -198,6 +198,8 @@ def test_a_run_can_go_on_at_any_step_on_any_number_of_processes(coco, kind):
     equal(joined, whole[0])
     other = next(iter(loader.batches(epoch=3)))
     assert not torch.equal(other[0], whole[0][0])
+    seeded = next(iter(kind(coco, 4, size=32, train=True, workers=0, seed=6).batches(epoch=2)))
+    assert not torch.equal(seeded[0], whole[0][0])
     with pytest.raises(ValueError, match="first_step must be 0 to 2"):
         loader.batches(first_step=3)
 

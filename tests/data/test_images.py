@@ -1,7 +1,10 @@
 """Image files of every kind that people have, and those that must not be waited for or decoded."""
 
+import gc
 import os
 import time
+import tracemalloc
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -11,6 +14,7 @@ from timm.data import create_dataset
 from torchvision.transforms import v2
 
 from aaconv.data import UnreadableImage, eval_transform, open_dataset
+from aaconv.data.image_folder import ImageFolder, class_names, natural_key
 from aaconv.data.images import IMAGE_ENDINGS, MAX_PIXELS, find_images, read_photograph, read_stored, walk_images
 from aaconv.data.transforms import LONGEST, cut_ends
 
@@ -120,9 +124,36 @@ def test_folders_are_read_in_timms_order(tmp_path):
             save(tmp_path / name)
     ours = open_dataset(str(tmp_path))
     theirs = create_dataset("", root=str(tmp_path), search_split=False, input_key=";".join(IMAGE_ENDINGS)).reader
-    assert ours.reader.samples == theirs.samples
+    assert [ours.reader.sample(index) for index in range(len(ours))] == theirs.samples
     assert ours.reader.class_to_idx == theirs.class_to_idx
     assert ours.reader.filenames() == theirs.filenames()
+
+
+def test_an_image_of_a_folder_takes_little_more_than_its_path():
+    """No object of its own: the data workers would each get a copy of it as soon as they look at it."""
+    names = {f"/data/class{label}": [f"{index:08}.jpg" for index in range(1000)] for label in range(7)}
+    before = len(gc.get_objects())
+    tracemalloc.start()
+    try:
+        reader = ImageFolder(Path("/data"), names, [f"class{label}" for label in range(7)])
+        taken, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    letters = len("/data/class0/00000000.jpg")
+    assert len(reader) == 7000
+    assert taken < 7000 * (letters + 24)
+    assert most < 7000 * (letters + 160), "as it is sorted"
+    assert len(gc.get_objects()) - before < 100
+    assert reader.sample(0) == ("/data/class0/00000000.jpg", 0)
+    assert reader.sample(6999) == ("/data/class6/00000999.jpg", 6)
+
+
+def test_nested_folders_are_sorted_by_their_whole_paths(tmp_path):
+    folders = ["a", "a/1", "a/b", "a/b2", "a 1", "A", "a10", "a9/x", "a9"]
+    names = {f"{tmp_path}/{folder}": ["x1.png", "10.png", "0.png", "9.png", "X01.png"] for folder in folders}
+    reader = ImageFolder(tmp_path, names, class_names(names))
+    paths = [f"{place}/{name}" for place, some in names.items() for name in some]
+    assert [reader.sample(index)[0] for index in range(len(reader))] == sorted(paths, key=natural_key)
 
 
 def test_a_folder_that_nobody_may_enter_is_passed_over(tmp_path, monkeypatch):

@@ -102,6 +102,15 @@ def test_every_place_of_every_epoch_is_augmented_in_its_own_way(kind):
 
 
 @pytest.mark.parametrize("kind", KINDS)
+def test_every_seed_augments_in_its_own_way(kind):
+    one = replace(numbered(), images=numbered().images[:1].expand(50, -1, -1, -1), augmentation=CropAndFlip(8))
+    first, second = (
+        torch.cat([images for images, _ in build(kind, one, 25, train=True, seed=seed).batches()]) for seed in (1, 2)
+    )
+    assert sum(torch.equal(a, b) for a, b in zip(first, second, strict=True)) < 5
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_the_loops_random_numbers_are_left_alone(kind):
     state = torch.get_rng_state()
     list(build(kind, numbered(), 8, train=True).batches(0))
@@ -249,6 +258,20 @@ def test_unreadable_images_are_named_counted_and_skipped(tmp_path, workers, capl
         for epoch in range(2):
             assert [len(labels) for _, labels in training.batches(epoch)] == [4, 4, 4]
     assert len(training.skipped) == len(caplog.messages) == 2, "the second epoch does not count them again"
+
+
+@pytest.mark.parametrize(
+    ("broken", "places"), [((1,), [0, 1, 2, 0]), ((1, 3), [0, 1, 0, 1]), ((0, 1, 3), [0, 0, 0, 0])]
+)
+def test_the_readable_images_of_a_batch_take_turns_to_fill_it(tmp_path, broken, places):
+    save_images(tmp_path, 4)
+    break_images(tmp_path, [f"{index:03}.png" for index in broken])
+    training = make_loader(open_dataset(str(tmp_path)), 4, train=True, size=16, workers=0)
+    ((images, labels),) = training.batches()
+    readable = images[: 4 - len(broken)]
+    assert len(readable.flatten(1).unique(dim=0)) == len(readable)
+    assert torch.equal(images, readable[places])
+    assert torch.equal(labels, labels[: len(readable)][places])
 
 
 def test_too_many_unreadable_images_stop_the_run(tmp_path):

@@ -371,10 +371,14 @@ def test_a_huge_page_is_refused_after_the_first_image(loaded, image, tmp_path, m
     write_page(loaded, [image], tmp_path / "page.html")
     one = (tmp_path / "page.html").stat().st_size / 1e6
     captured.clear()
-    with pytest.raises(ValueError, match=r"the page would have .* MB, the limit is"):
+    with pytest.raises(
+        ValueError, match=r"the page would have .* MB, the limit is .*images \(about \d+ images? fit\)"
+    ) as told:
         write_page(loaded, [image] * 50, tmp_path / "many.html", largest=5 * one)
     assert len(captured) == 1
     assert not (tmp_path / "many.html").exists()
+    fitting = int(re.search(r"about (\d+)", str(told.value))[1])
+    write_page(loaded, [image] * (fitting - 1), tmp_path / "some.html", largest=5.5 * one)
 
 
 def test_positions_of_the_command_are_pairs(capsys):

@@ -43,7 +43,8 @@ def foreign_state(layout, *, prefix="", bias=True, relative=True, height=HEIGHT,
 
 
 def output_of(layout, state, x):
-    """What a layer of LegenDong's, or of chexpert's without tables, makes of x: one pixel, one head at a time."""
+    """What a layer of LegenDong's, or of chexpert's since def99f9, makes of x: one pixel, one head at a time."""
+    by_depth, tables = layout == "chexpert", ("key_rel_h", "key_rel_w")
     conv, qkv, project = ((state[f"{name}.weight"], state.get(f"{name}.bias")) for name in LAYOUTS[layout].names)
     packed = F.conv2d(x, *qkv)
     batch, _, height, width = packed.shape
@@ -60,8 +61,8 @@ def output_of(layout, state, x):
                     for across in range(width):
                         key = k[:, :, there, across]
                         if "key_rel_h" in state:
-                            key = key + state["key_rel_h"][there - row + height - 1]
-                            key = key + state["key_rel_w"][across - column + width - 1]
+                            rel_h, rel_w = (state[name].T if by_depth else state[name] for name in tables)
+                            key = key + rel_h[there - row + height - 1] + rel_w[across - column + width - 1]
                         logits[:, there, across] = (q[:, :, row, column] * key).sum(1)
                 weights = logits.flatten(1).softmax(1)
                 channels = slice(head * value_depth, (head + 1) * value_depth)
@@ -71,7 +72,7 @@ def output_of(layout, state, x):
 
 @pytest.mark.parametrize(
     ("layout", "relative", "bias"),
-    [("legendong", True, True), ("legendong", False, True), ("chexpert", False, False)],
+    [("legendong", True, True), ("legendong", False, True), ("chexpert", False, False), ("chexpert", True, False)],
 )
 def test_a_converted_layer_computes_the_same(layout, relative, bias):
     state = foreign_state(layout, relative=relative, bias=bias)
@@ -80,14 +81,14 @@ def test_a_converted_layer_computes_the_same(layout, relative, bias):
     torch.testing.assert_close(layer(x), output_of(layout, state, x), rtol=1e-10, atol=1e-10)
 
 
-def test_chexpert_with_tables_is_another_formula():
+def test_an_earlier_chexpert_with_tables_is_another_formula():
     """Its relative term takes the query of the transposed pixel: even with the best conversion the outputs differ."""
     state = foreign_state("chexpert", bias=False, height=4, width=4)
     with pytest.raises(
         ValueError, match=r"relative term of pixel \(y, x\) from the query of pixel \(x, y\).*--inexact"
     ):
-        convert(state)
-    converted = convert(state, inexact=True)
+        convert(state, source="a6739a7")
+    converted = convert(state, source="a6739a7", inexact=True)
     layer = converted.build("")
     x = random(1, IN, 4, 4)
     torch.testing.assert_close(
@@ -116,7 +117,17 @@ def chexpert_maps(state, x, *, transposed):
 
 def test_a_map_that_is_not_square_is_refused_even_inexactly():
     with pytest.raises(ValueError, match="not square"):
-        convert(foreign_state("chexpert"), inexact=True)
+        convert(foreign_state("chexpert"), source="a6739a7", inexact=True)
+
+
+def test_a_source_of_another_repository_is_named(tmp_path, capsys):
+    with pytest.raises(ValueError, match=r"source=a6739a7 is a commit of chexpert, and these .* layout legendong"):
+        convert(foreign_state("legendong"), source="a6739a7")
+    with pytest.raises(ValueError, match="source must be one of def99f9, a6739a7, got 'main'"):
+        convert(foreign_state("chexpert"), source="main")
+    torch.save(foreign_state("chexpert", bias=False), tmp_path / "theirs.pt")
+    assert cli.main(["convert", str(tmp_path / "theirs.pt"), "-o", str(tmp_path / "ours.safetensors")]) == 0
+    assert "if before, pass --source a6739a7" in capsys.readouterr().out
 
 
 def test_whole_networks_keep_their_other_names():

@@ -47,7 +47,7 @@ def test_an_explicit_limit_wins_over_that_of_the_recipe(run):
 def test_a_model_by_name_needs_data():
     with pytest.raises(ValueError, match="--data NAME"):
         evaluate("plain_small", device="cpu")
-    with pytest.raises(ValueError, match="there is no model 'photos'"):
+    with pytest.raises(ValueError, match="unknown model 'photos'"):
         evaluate("photos", device="cpu")
     assert evaluate("plain_small", data="shapes", limit=20, device="cpu").images == 20
 

@@ -1,6 +1,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from timm.layers import Conv2dSame
 from torch import nn
 
 from aaconv import AAConv1d, AAConv2d, attend_2d, attention_channels
@@ -265,6 +266,15 @@ def test_a_convolution_that_pads_to_same_stays_so():
     x = torch.randn(1, 6, 9, 8)
     out = layer(x)
     assert out.shape == (1, 16, 9, 8)
+    torch.testing.assert_close(out[:, :12], conv(x)[:, :12])
+
+
+def test_a_convolution_that_pads_in_its_forward_keeps_its_size():
+    conv = Conv2dSame(6, 16, 3, stride=2)
+    layer = AAConv2d.from_conv(conv, pads_itself=True, **SMALL, size=5)
+    x = torch.randn(1, 6, 9, 8)
+    out = layer(x)
+    assert tuple(out.shape[2:]) == layer.output_size(9, 8) == (5, 4)
     torch.testing.assert_close(out[:, :12], conv(x)[:, :12])
 
 

@@ -30,6 +30,8 @@ def test_an_even_kernel_averages_the_pixels_of_its_stride(kernel, stride, paddin
         (Axis(3, 1, 1), (0, 0, 1)),
         (Axis(3, 2, 1), (0, 0, 3)),
         (Axis(5, 3, 2), (0, 0, 3)),  # an odd stride averages as many pixels
+        (Axis(5, 5, 2), (0, 0, 5)),
+        (Axis(3, 4, 1), (0, 0, 5)),  # an even one with an odd kernel one more, to have a middle
         (Axis(1, 2, 0), (0, 0, 3)),
         (Axis(3, 1, 0), (-1, -1, 1)),
         (Axis(3, 1, 2, dilation=2), (0, 0, 1)),

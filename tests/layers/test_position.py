@@ -22,6 +22,17 @@ def test_sine_waves_are_those_of_the_transformer():
     assert waves[4, 2, 4].item() == pytest.approx(torch.tensor(4.0).sin().item())
 
 
+@pytest.mark.parametrize(("channels", "of_rows"), [(8, 4), (7, 4), (3, 2), (2, 1), (1, 1)])
+def test_the_first_half_of_the_waves_tells_the_row_and_the_second_the_column(channels, of_rows):
+    """Of an odd number of channels the rows have one more."""
+    waves = SinusoidalPosition().encode(torch.zeros(1, channels, 5, 6))[0]
+    rows, columns = waves[:of_rows], waves[of_rows:]
+    assert torch.equal(rows, rows[:, :, :1].expand_as(rows))
+    assert torch.equal(columns, columns[:, :1].expand_as(columns))
+    assert (rows.amax(1) > rows.amin(1)).all()
+    assert (columns.amax(2) > columns.amin(2)).all()
+
+
 def test_coordinates_run_from_minus_one_to_one():
     x = torch.randn(2, 3, 3, 5)
     marked = CoordConvPosition().encode(x)

@@ -70,7 +70,7 @@ def test_our_runs_stand_beside_the_papers(nothing_recorded):
 
 
 def test_unknown_figures_and_formats_say_what_there_is(tmp_path):
-    with pytest.raises(ValueError, match="no figure 'speed'; choose one of params"):
+    with pytest.raises(ValueError, match="unknown figure 'speed'; choose one of params"):
         save("speed", tmp_path / "figure.png")
     with pytest.raises(ValueError, match=r"must end in \.png, \.svg or \.pdf"):
         save("params", tmp_path / "figure.gif")

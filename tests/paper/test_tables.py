@@ -81,7 +81,7 @@ def test_agreement_is_to_the_printed_digits(paper, exact, unit, ours, match):
 
 
 def test_a_table_that_does_not_exist():
-    with pytest.raises(ValueError, match="no table 10; the paper has tables 1 to 9"):
+    with pytest.raises(ValueError, match="unknown table 10; the paper has tables 1 to 9"):
         cells([10])
 
 

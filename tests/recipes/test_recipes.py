@@ -219,7 +219,7 @@ def test_changes_are_made_and_the_papers_cell_stays_with_its_network():
         ({"schedule": "step"}, "needs decay_epochs"),
         ({"schedule": "exponential", "decay_epochs": (1.0, 2.0)}, "needs one of decay_epochs"),
         ({"accumulate": 3}, "divisible"),
-        ({"model": "aa_smal"}, "no model 'aa_smal'; did you mean aa_small"),
+        ({"model": "aa_smal"}, "unknown model 'aa_smal'; did you mean aa_small"),
         ({"model_options": {"num_head": 2}}, "takes no keyword 'num_head'; nearest: num_heads"),
         ({"model_options": {"num_heads": 0}}, "--model.num-heads 0: "),
         ({"model_options": {"position": "nowhere"}}, "position"),

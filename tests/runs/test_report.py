@@ -1,6 +1,7 @@
 """`aaconv report`: one page with what runs were, how they went and what they cost."""
 
 import base64
+import json
 import re
 import shutil
 from dataclasses import replace
@@ -14,7 +15,7 @@ from aaconv.recipes.recipe import Evidence
 from aaconv.runs import report
 from aaconv.runs.load import load_model
 from aaconv.runs.report import write_report
-from aaconv.runs.run_folder import RECIPE, SUMMARY
+from aaconv.runs.run_folder import METRICS, RECIPE, SUMMARY
 from support.tiny_runs import TINY, train_tiny
 
 
@@ -86,6 +87,51 @@ def test_folders_of_the_same_name_are_told_apart(runs, tmp_path):
     twice = [tmp_path / "first/run", tmp_path / "second/run", tmp_path / "first/../first/run"]
     text = write_report(twice, tmp_path / "report.html").read_text()
     assert "<th>first/run</th><th>second/run</th></tr>" in re.sub(r"<th[^>]*>", "<th>", text)
+
+
+@pytest.fixture(scope="module")
+def sixty(runs, tmp_path_factory):
+    """Copies of two runs: fifty learning rates, ten of them with a second seed."""
+    folder, made = tmp_path_factory.mktemp("sixty"), []
+    for index in range(60):
+        source, run = runs[index % 2], folder / f"run-{index:02}"
+        shutil.copytree(source, run, ignore=shutil.ignore_patterns(RECIPE, "checkpoints", "*.safetensors"))
+        changes = {"lr": 0.001 * (1 + index % 50), "seed": index // 50}
+        recipes.save(recipes.override(recipes.load(source / RECIPE), changes), run / RECIPE)
+        made.append(run)
+    return made
+
+
+def test_many_runs_stand_one_below_the_other(sixty, tmp_path, monkeypatch):
+    counted, drawn = [], []
+    monkeypatch.setattr(report, "count", lambda *args, **options: counted.append(1) or count(*args, **options))
+    draw = report.curves.draw
+    monkeypatch.setattr(report.curves, "draw", lambda paths, path: drawn.append(paths) or draw(paths, path))
+    page = write_report(sixty, tmp_path / "report.html")
+    text = page.read_text()
+    assert page.stat().st_size < 1e6
+    assert len(counted) == 2, "networks that are alike are counted once"
+    for title in ("Results", "Cost", "Recipes", "Environment"):
+        assert list(cells(text, title)) == [run.name for run in sixty], title
+    assert len(cells(text, "Results")["run-07"]) == len(cells(text, "Results")["run-08"])
+    assert text.count("<summary>The attention branches of run-00 and 29 other runs</summary>") == 1
+    assert "The 40 of 50 experiments with the best results." in text
+    assert len({recipes.load(path / RECIPE).lr for path in drawn[0]}) == 40
+
+
+def test_the_curves_of_many_are_those_of_the_best(sixty, tmp_path, monkeypatch):
+    monkeypatch.setattr(report, "MOST_CURVES", 1)
+    drawn, best = [], tmp_path / "best"
+    shutil.copytree(sixty[3], best)
+    summary = json.loads((best / SUMMARY).read_text())
+    (best / SUMMARY).write_text(json.dumps(summary | {"top1": 99.0}))
+    rows = (best / METRICS).read_text().splitlines()
+    rows[-1] = ",".join("99.0" if name == "top1" else value for name, value in
+                        zip(rows[0].split(","), rows[-1].split(","), strict=True))  # fmt: skip
+    (best / METRICS).write_text("\n".join(rows) + "\n")
+    monkeypatch.setattr(report.curves, "draw", lambda paths, path: drawn.append(paths) or path.write_text("") or path)
+    write_report([*sixty[:3], best], tmp_path / "report.html")
+    assert drawn == [[best]]
 
 
 def test_the_command_links_to_the_explorer(runs, tmp_path, monkeypatch, capsys):

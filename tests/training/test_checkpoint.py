@@ -2,7 +2,9 @@
 
 import hashlib
 import json
+import os
 import pickle
+import shutil
 import zipfile
 from pathlib import Path
 
@@ -10,7 +12,7 @@ import pytest
 import torch
 
 from aaconv.training import checkpoint
-from aaconv.training.checkpoint import load, load_newest, paths, save
+from aaconv.training.checkpoint import last_good, load, load_newest, paths, save
 from aaconv.utils.weights import decode, encode, read_weights
 
 STATE = {"epoch": 3, "rows": [{"loss": 0.1 + 0.2}], "none": None}
@@ -44,6 +46,43 @@ def test_memory_layout_does_not_change_the_file():
     assert encode({"w": weight}) == encode({"w": weight.to(memory_format=torch.channels_last)})
 
 
+def test_all_of_it_is_on_the_disk_before_it_gets_its_name(tmp_path, monkeypatch):
+    done, replace = [], os.replace
+
+    def record_sync(file):
+        found = os.fstat(file)
+        done.append((found.st_ino, found.st_size))
+
+    def record_replace(source, target):
+        done.append("renamed")
+        replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", record_sync)
+    monkeypatch.setattr(os, "replace", record_replace)
+    path = save(tmp_path, 12, STATE, tensors(), keep=3)
+    place = done.index("renamed")
+    files = {(file.stat().st_ino, file.stat().st_size) for file in path.iterdir()}
+    assert len(files) == 5
+    assert set(done[: place - 1]) == files
+    assert done[place - 1][0] == path.stat().st_ino, "the folder with their names"
+    assert [inode for inode, _ in done[place + 1 :]] == [tmp_path.stat().st_ino], "the one with its new name"
+
+
+def test_the_newest_is_loaded_and_named(tmp_path):
+    for step in (1, 20, 3):
+        save(tmp_path, step, {"step": step}, tensors(), keep=9)
+    assert load_newest(tmp_path, pytest.fail).state == {"step": 20}
+    assert last_good(tmp_path) == f"the last good checkpoint is {tmp_path / 'step-00000020'}"
+    assert last_good(tmp_path / "none", "finite") == "there is no checkpoint yet"
+
+
+def test_later_ones_stay_when_an_earlier_one_is_saved(tmp_path):
+    """They may be what is damaged."""
+    for step in (1, 2, 9, 3):
+        save(tmp_path, step, STATE, tensors(), keep=2)
+    assert [path.name for path in paths(tmp_path)] == [f"step-0000000{step}" for step in (2, 3, 9)]
+
+
 def test_the_newest_are_kept(tmp_path):
     for step in (1, 20, 3, 100):
         save(tmp_path, step, STATE, tensors(step), keep=2)
@@ -64,6 +103,20 @@ def test_one_that_was_moved_aside_for_a_new_one_comes_back(tmp_path):
     path.rename(tmp_path / ".old-step-00000005")
     assert load_newest(tmp_path, print).state == STATE
     assert paths(tmp_path) == [path]
+    for step in (3, 7):
+        save(tmp_path, step, {"step": step}, tensors(), keep=3)
+    path.rename(tmp_path / ".old-step-00000005")
+    assert load_newest(tmp_path, print).state == {"step": 7}
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-00000003", "step-00000007"], (
+        "a pruned one does not"
+    )
+
+
+def test_one_that_was_moved_aside_goes_when_the_new_one_is_there(tmp_path):
+    path = save(tmp_path, 5, {"epoch": 4}, tensors(), keep=1)
+    shutil.copytree(path, tmp_path / ".old-step-00000005")
+    assert load_newest(tmp_path, pytest.fail).state == {"epoch": 4}
+    assert list(tmp_path.iterdir()) == [path]
 
 
 def test_no_folder_no_checkpoint(tmp_path):
@@ -148,9 +201,16 @@ def test_a_manifest_cannot_name_files_elsewhere(tmp_path):
 
 def test_weights_of_torch_are_read_without_code(tmp_path):
     weights = tensors()["model"]
-    for name, content in (("plain.pt", weights), ("timm.pth", {"state_dict": weights, "epoch": 3})):
-        torch.save(content, tmp_path / name)
-        assert same(read_weights(tmp_path / name), weights)
+    older = tensors(1)["model"]
+    for content in (
+        weights,
+        {"state_dict": weights, "epoch": 3},
+        {"state_dict": older, "state_dict_ema": weights, "epoch": 3},
+        {"model": weights, "optimizer": {}},
+        {"state_dict": {"model": weights}},
+    ):
+        torch.save(content, tmp_path / "weights.pt")
+        assert same(read_weights(tmp_path / "weights.pt"), weights)
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(ValueError, match="no weights by name"):
         read_weights(tmp_path / "list.pt")

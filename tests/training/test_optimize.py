@@ -127,6 +127,26 @@ def test_momentum_is_classical_unless_sgd_is_asked_for(name, nesterov):
     assert optimizer.defaults["momentum"] == 0.8
 
 
+class OnGpu(nn.Parameter):
+    """What says that it is on a GPU; torch has the fused step for the CPU, too."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize("name", ["momentum", "sgd"])
+def test_the_first_fp16_step_on_a_gpu_may_overflow(name):
+    """Fused SGD then skips it, and must not take what was in memory for momentum in the next one."""
+    model = nn.Linear(2, 2)
+    for key, parameter in list(model.named_parameters()):
+        setattr(model, key, OnGpu(torch.zeros_like(parameter)))
+    optimizer = make_optimizer(tiny(optimizer=name, momentum=0.5, lr=1.0, weight_decay=0.0), model)
+    assert all(group["fused"] for group in optimizer.param_groups)
+    assert {tuple(state) for state in optimizer.state.values()} == {("momentum_buffer",)}
+    assert all(state["momentum_buffer"].eq(0).all() for state in optimizer.state.values())
+    assert len(optimizer.state) == 2
+    assert not make_optimizer(tiny(optimizer="momentum", momentum=0.0), model).state
+
+
 def test_rmsprop_of_tensorflow():
     optimizer = make_optimizer(tiny(optimizer="rmsproptf", momentum=0.9, eps=1e-3), nn.Linear(2, 2))
     assert type(optimizer).__name__ == "RMSpropTF"

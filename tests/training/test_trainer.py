@@ -95,6 +95,19 @@ def test_the_newest_checkpoints_are_kept(finished):
     assert [path.name for path in checkpoint.paths(finished[0] / "checkpoints")] == ["step-00000010", "step-00000015"]
 
 
+@pytest.mark.parametrize(("every", "steps"), [(5, [5, 10]), (2, [2, 4, 6, 8, 10]), (4, [4, 8, 10]), (None, [5, 10])])
+def test_no_step_is_saved_twice(every, steps, tmp_path, monkeypatch):
+    saved, save = [], checkpoint.save
+
+    def record(folder, step, *args, **kwargs):
+        saved.append(step)
+        return save(folder, step, *args, **kwargs)
+
+    monkeypatch.setattr(checkpoint, "save", record)
+    train(tiny(checkpoint_every=every), tmp_path / "run", device="cpu")
+    assert saved == steps
+
+
 @pytest.mark.parametrize("which", ["ema", "best"])
 def test_what_is_evaluated_are_the_weights_in_the_folder(finished, which):
     run, recipe, summary = finished

@@ -38,11 +38,16 @@ def attend_2d(
 
         q_i . (k_j + rel_w[jx - ix] + rel_h[jy - iy]) / sqrt(dk / num_heads)
 
-    with rel_h [2*height - 1, dk / num_heads] (index 0 is the offset -(height - 1)) or one such table a head
+    with rel_h [2*height - 1, dk / num_heads] (index 0 is the offset -(height - 1)) or one such table per head
     [num_heads, 2*height - 1, dk / num_heads], rel_w alike; both None leave the relative term out.
 
     backend: "triton", "sdpa", "eager", or None for the fastest that can run here, as measured (see measured.py and
     set_default_backend). A named backend that cannot run raises ValueError with the reason.
+
+    >>> qkv = torch.randn(1, 7, 9, 2 * 40 + 24)
+    >>> rel_h, rel_w = torch.randn(13, 20), torch.randn(17, 20)
+    >>> attend_2d(qkv, rel_h, rel_w, num_heads=2, key_channels=40).shape
+    torch.Size([1, 7, 9, 24])
     """
     sizes = {"num_heads": num_heads, "key_channels": key_channels}
     kind = _kind_of_call(qkv, rel_h, rel_w, num_heads, key_channels, backend)
@@ -76,6 +81,11 @@ def attend_decomposed(
     with scale depth ** -0.5 by default. The keys of the map come last, row by row; keys before them (a class token)
     have no bias. Queries may be any: of another map, of a window, of the same map. All five have gradients, and
     nothing of the size queries x keys is stored by the triton and sdpa backends. backend: as in attend_2d.
+
+    >>> q, k, v = torch.randn(1, 2, 5, 16), torch.randn(1, 2, 1 + 12, 16), torch.randn(1, 2, 1 + 12, 16)
+    >>> rows, columns = torch.randn(1, 2, 5, 3), torch.randn(1, 2, 5, 4)  # a map of 3 x 4, and a class token before it
+    >>> attend_decomposed(q, k, v, rows, columns).shape
+    torch.Size([1, 2, 5, 16])
     """
     inputs = q, k, v, rows, columns
     decomposed.check(*inputs)
@@ -151,6 +161,9 @@ def set_default_backend(name: str | None) -> None:
     """Override the choice of every attend_2d(backend=None) in this process; None restores it.
 
     The environment variable AACONV_BACKEND does the same from outside.
+
+    >>> set_default_backend("eager")
+    >>> set_default_backend(None)
     """
     global _default_backend
     _default_backend = None if name is None else known_backend(name)
@@ -158,7 +171,11 @@ def set_default_backend(name: str | None) -> None:
 
 @contextmanager
 def default_backend(name: str | None) -> Iterator[None]:
-    """set_default_backend for the length of a with block."""
+    """set_default_backend for the length of a with block.
+
+    >>> with default_backend("eager"):
+    ...     out = attend_2d(torch.randn(1, 4, 4, 24), None, None, num_heads=2, key_channels=8)
+    """
     global _default_backend
     before = _default_backend
     set_default_backend(name)

@@ -14,8 +14,10 @@ from torch import Tensor
 from .heads import join_heads, relative_logits, split_heads
 
 QUERIES_AT_ONCE = 256
-WEIGHTS_AT_ONCE = 2**18
-"""Most that the backward on the CPU takes of a head, and holds for each thread: few enough for its cache."""
+WEIGHTS_AT_ONCE = {"one thread": 2**18, "several": 2**22}
+"""Most that the backward on the CPU takes of a head, and holds: few enough for the cache of one thread. Several threads
+wait for each other after every product, and spin as they do: on busy cores 640 small products took nine times the CPU
+time of 40 large ones."""
 
 
 def why_not(
@@ -120,7 +122,9 @@ class _WithBlockedBackward(torch.autograd.Function):
         offset = (grad * out).sum(-1, keepdim=True)
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
         at_once = min(QUERIES_AT_ONCE, queries)
-        heads_at_once = max(1, min(len(q), torch.get_num_threads() * max(1, WEIGHTS_AT_ONCE // (at_once * pixels))))
+        threads = torch.get_num_threads()
+        room = WEIGHTS_AT_ONCE["one thread" if threads == 1 else "several"]
+        heads_at_once = max(1, min(len(q), max(threads, room // (at_once * pixels))))
         # Written again and again: fresh memory for every block would cost as much as the products.
         buffers = q.new_empty(2, heads_at_once, at_once, pixels)
         for first in range(0, len(q), heads_at_once):

@@ -6,6 +6,7 @@ from .parsing import Parser, one_of, positive
 from .source import add_device, add_source, add_weights
 
 LAYOUTS = ("chexpert", "legendong", "leaderj1001")
+SOURCES = ("def99f9", "a6739a7")
 
 
 def add_commands(commands: Parser) -> None:
@@ -45,6 +46,11 @@ def _add_convert(commands: Parser) -> None:
     convert.add_argument("-o", "--output", required=True, metavar="FILE", help="a .safetensors file")
     convert.add_argument(
         "--layout", **one_of("layout", LAYOUTS), help=f"{', '.join(LAYOUTS)}; default: recognised by the names"
+    )
+    convert.add_argument(
+        "--source",
+        **one_of("source", SOURCES),
+        help="chexpert's commit: def99f9 or later (default), or a6739a7, before it",
     )
     convert.add_argument(
         "--inexact", action="store_true", help="also where the formulas differ: a start for further training"
@@ -101,5 +107,7 @@ def _push(chosen: argparse.Namespace) -> None:
 def _convert(chosen: argparse.Namespace) -> None:
     from ..export.convert import convert_file
 
-    for line in convert_file(chosen.state, chosen.output, layout=chosen.layout, inexact=chosen.inexact):
+    for line in convert_file(
+        chosen.state, chosen.output, layout=chosen.layout, source=chosen.source, inexact=chosen.inexact
+    ):
         print(line)

@@ -82,5 +82,5 @@ def _courses(places: Iterable[str]) -> list[str]:
         elif recorded := fitting(place):
             found += map(str, recorded)
         else:
-            raise ValueError(f"there is no run or figure {place!r}{nearest(place, PLOTS)}")
+            raise ValueError(f"unknown run or figure {place!r}{nearest(place, PLOTS)}")
     return found

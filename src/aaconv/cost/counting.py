@@ -38,6 +38,9 @@ def count(
 
     `size` defaults to the model's own (timm's pretrained_cfg, else 224 x 224), `channels` to those of its first
     convolution. The model keeps its weights, device and mode; nothing of real size is allocated.
+
+    >>> count(nn.Conv2d(3, 8, 3, padding=1), (32, 32)).params
+    224
     """
     model = dry_run.uncompiled(model)
     name = name or type(model).__name__

@@ -22,7 +22,12 @@ Setting = tuple[str, tuple[int, int], dict[str, Any]]
 
 
 def cost_of(name: str, size: tuple[int, int] | None = None, **options: Any) -> Totals:
-    """What a registered model costs, built for `size` (default: its own) with `options`; counted where not known."""
+    """What a registered model costs, built for `size` (default: its own) with `options`; counted where not known.
+
+    >>> cost = cost_of("aa_resnet50")
+    >>> cost.params, round(cost.gflops, 2), round(cost.true_gflops, 2)
+    (25809392, 8.32, 8.46)
+    """
     found = _known().get(_key(name, size, options))
     if found is not None:
         return found

@@ -111,7 +111,7 @@ def open_detection(
         return _open_coco(Path(name), split)
     near = get_close_matches(name, ("shapes", "coco"), n=1)
     hint = f"did you mean {near[0]!r}?" if near else f"choose one of {', '.join(NAMES)}"
-    raise ValueError(f"there is no data set with boxes named {name!r}; {hint}")
+    raise ValueError(f"unknown data set with boxes {name!r}; {hint}")
 
 
 def from_arrays(dataset: ArrayDataset) -> DetectionDataset:

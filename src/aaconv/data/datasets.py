@@ -22,7 +22,7 @@ from torchvision.datasets import CIFAR10, CIFAR100
 from torchvision.datasets.utils import calculate_md5
 
 from . import shapes, tar_shards, tiny_imagenet
-from .image_folder import ImageFolder, class_folders, find_labelled
+from .image_folder import ImageFolder, class_names, images_by_folder
 from .images import decode_stored, naming_unreadable
 from .transforms import CropAndFlip
 
@@ -158,7 +158,7 @@ def open_dataset(name: str, data_dir: str | Path | None = None, split: str = "tr
     hint = f"choose one of {', '.join(NAMES)}"
     if near := get_close_matches(kind, OPENERS, n=1):
         hint = f"did you mean {near[0] + '/' + (rest or 'PATH') if near[0] in WITH_PATH else near[0]!r}?"
-    raise ValueError(f"there is no data set or folder {name!r}; {hint}")
+    raise ValueError(f"unknown data set or folder {name!r}; {hint}")
 
 
 def _check_options(kind: str, options: dict[str, Any]) -> None:
@@ -297,11 +297,11 @@ def _open_folder(rest: str, data_dir: str | Path | None, split: str) -> FileData
         expected = " or ".join(SPLIT_FOLDERS[split])
         raise FileNotFoundError(f"{root} has no folder of {split} images; expected one named {expected}")
     folder = folders[split] or root
-    images = find_labelled(folder)
-    classes = class_folders(images if folders["train"] in (None, folder) else find_labelled(folders["train"]))
-    if unknown := sorted(set(class_folders(images)) - set(classes)):
+    names = images_by_folder(folder)
+    classes = class_names(names if folders["train"] in (None, folder) else images_by_folder(folders["train"]))
+    if unknown := sorted(set(class_names(names)) - set(classes)):
         raise ValueError(f"{folder} has a class {unknown[0]!r} that {folders['train']} does not have")
-    return FileDataset(root.resolve().name, ImageFolder(folder, images, classes), tuple(classes))
+    return FileDataset(root.resolve().name, ImageFolder(folder, names, classes), tuple(classes))
 
 
 def _sub_folders(root: Path, split: str) -> Iterator[Path]:

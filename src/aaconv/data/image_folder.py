@@ -1,51 +1,85 @@
 """Images in folders, one folder per class: found in one walk, in timm's order."""
 
+import os
 import re
+from array import array
+from collections.abc import Iterator
+from heapq import merge
+from itertools import repeat
 from pathlib import Path
 from typing import BinaryIO
 
+import numpy as np
 from timm.data.readers.reader import Reader
 
-from .images import open_regular, walk_images
+from .images import open_regular, walk_names
+
+_DIGITS = re.compile(r"(\d+)")
 
 
 class ImageFolder(Reader):
-    """A timm reader of files that `find_labelled` found; their labels are the places of their folders in `classes`."""
+    """A timm reader of what `images_by_folder` found; labels are the places of the folders' names in `classes`.
 
-    def __init__(self, root: Path, images: list[tuple[str, str]], classes: list[str]) -> None:
+    The paths are kept as one text: a list of strings would be copied in every data worker, page by page, as soon as
+    their reference counts change.
+    """
+
+    def __init__(self, root: Path, names: dict[str, list[str]], classes: list[str]) -> None:
         super().__init__()
         label_of = {name: label for label, name in enumerate(classes)}
         self.root = root
         self.class_to_idx = label_of
-        self.samples = [(path, label_of[name]) for path, name in images]
+        text, lengths, labels = bytearray(), array("q"), array("q")
+        for place, name in _sorted(names):
+            path = os.fsencode(os.path.join(place, name))
+            text += path
+            lengths.append(len(path))
+            labels.append(label_of[os.path.basename(place)])
+        self._text, self._ends, self._labels = bytes(text), np.cumsum(lengths), np.array(labels)
+
+    def sample(self, index: int) -> tuple[str, int]:
+        """The path of an image, and its label."""
+        start = self._ends[index - 1] if index else 0
+        return os.fsdecode(self._text[start : self._ends[index]]), int(self._labels[index])
 
     def __getitem__(self, index: int) -> tuple[BinaryIO, int]:
-        path, label = self.samples[index]
+        path, label = self.sample(index)
         return open_regular(path), label
 
     def __len__(self) -> int:
-        return len(self.samples)
+        return len(self._labels)
 
     def _filename(self, index: int, basename: bool = False, absolute: bool = False) -> str:
-        path = Path(self.samples[index][0])
+        path = Path(self.sample(index)[0])
         return path.name if basename else str(path if absolute else path.relative_to(self.root))
 
 
-def find_labelled(folder: Path) -> list[tuple[str, str]]:
-    """(path, name of the folder it lies in) of all images below a folder, in timm's order; a ValueError without any,
-    or where one is in no folder of a class."""
-    found = [(str(path), path.parent.name if path.parent != folder else "") for path in walk_images(folder)]
-    if not found or any(not name for _, name in found):
-        wrong = "there are no images in it" if not found else "there are images in it that are in no class folder"
+def images_by_folder(folder: Path) -> dict[str, list[str]]:
+    """Folder -> names of the images in it, of all below a folder; a ValueError without any, or where one is in no
+    folder of a class."""
+    names: dict[str, list[str]] = {}
+    for place, name in walk_names(folder):
+        names.setdefault(place, []).append(name)
+    if not names or str(folder) in names:
+        wrong = "there are images in it that are in no class folder" if names else "there are no images in it"
         raise ValueError(f"{folder} must have a folder of images for each class; {wrong}")
-    return sorted(found, key=lambda image: natural_key(image[0]))
+    return names
 
 
-def class_folders(images: list[tuple[str, str]]) -> list[str]:
+def class_names(names: dict[str, list[str]]) -> list[str]:
     """The names of the folders, in timm's order."""
-    return sorted({name for _, name in images}, key=natural_key)
+    return sorted(set(map(os.path.basename, names)), key=natural_key)
+
+
+def _sorted(names: dict[str, list[str]]) -> Iterator[tuple[str, str]]:
+    """(folder, name) of all images in timm's order, that of their whole paths: folders may be nested. Folder by
+    folder, since the keys of all images together would take more memory than all else."""
+    folders = (zip(repeat(place), sorted(some, key=natural_key), strict=False) for place, some in names.items())
+    return merge(*folders, key=lambda image: natural_key(os.path.join(*image)))
 
 
 def natural_key(text: str) -> list[str | int]:
     """Sorts as timm does, numbers by their value: a2 before a10."""
-    return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"(\d+)", text.lower()))]
+    parts: list[str | int] = list(_DIGITS.split(text.lower()))
+    parts[1::2] = map(int, parts[1::2])
+    return parts

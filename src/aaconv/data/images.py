@@ -189,16 +189,21 @@ def find_images(places: Iterable[str | Path]) -> list[Path]:
 
 
 def walk_images(folder: Path) -> Iterator[Path]:
-    """All image files below a folder, in no order.
+    """All image files below a folder, in no order."""
+    return (Path(place, name) for place, name in walk_names(folder))
+
+
+def walk_names(folder: Path) -> Iterator[tuple[str, str]]:
+    """The same as (folder, name), both text: of a million files, paths would take most of the time.
 
     Links are followed, but no folder is entered twice: they may lead back. What is not a file, such as a FIFO, is left
     out; a link to nothing is not, and will be reported as unreadable.
     """
-    waiting, seen = [folder], set()
+    waiting, seen = [str(folder)], set()
     while waiting:
         place = waiting.pop()
         try:
-            about, entries = place.stat(), sorted(os.scandir(place), key=lambda entry: entry.name, reverse=True)
+            about, entries = os.stat(place), sorted(os.scandir(place), key=lambda entry: entry.name, reverse=True)
         except OSError:
             continue  # a folder that nobody may look into
         if (about.st_dev, about.st_ino) in seen:
@@ -207,9 +212,9 @@ def walk_images(folder: Path) -> Iterator[Path]:
         for entry in entries:
             kind = _kind(entry)
             if kind == "folder":
-                waiting.append(place / entry.name)
+                waiting.append(os.path.join(place, entry.name))
             elif kind != "other" and os.path.splitext(entry.name)[1].lower() in IMAGE_ENDINGS:
-                yield place / entry.name
+                yield place, entry.name
 
 
 def _kind(entry: os.DirEntry) -> str:

@@ -70,7 +70,7 @@ class Samples(ABC, Generic[Sample]):
             collate_fn=self.collate,
             pin_memory=device is not None and device.type == "cuda",
             # Its own generator: the one of the training loop must not depend on how often a loader was started.
-            generator=torch.Generator().manual_seed(self.seed),
+            generator=torch.Generator(),
         )
 
 

@@ -29,7 +29,7 @@ function unpack(packed) {
       numbers[first + i] * scales[Math.floor(i / size)]);
     start += heads * size;
   }
-  parts.tables = packed.shapes.rel_h ? packed.shapes.rel_h[0] : 0; // one for all heads, one a head, or none
+  parts.tables = packed.shapes.rel_h ? packed.shapes.rel_h[0] : 0; // one for all heads, one per head, or none
   return parts;
 }
 

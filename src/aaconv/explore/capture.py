@@ -62,7 +62,7 @@ class Factors:
 
 @dataclass(frozen=True)
 class Packed:
-    """Factors as text: one array after the other in base64; 16-bit numbers have one scale a head."""
+    """Factors as text: one array after the other in base64; 16-bit numbers have one scale per head."""
 
     kind: str
     shapes: dict[str, tuple[int, ...]]

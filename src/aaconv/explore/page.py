@@ -62,7 +62,9 @@ def write_page(
     check_writable(path)
 
     def look(picture: Picture, number: int) -> None:
-        _check_size(number * sum(len(packed.text) for packed in picture.attention.values()), largest)
+        each = len(png(picture.pixels)) + sum(len(packed.text) for packed in picture.attention.values())
+        fitting = int(largest * 1e6 / each)
+        _check_size(number * each, largest, f" (about {plural(fitting, 'image')} fit)" if fitting else "")
 
     options: dict[str, Any] = {"layers": layers, "size": size, "weights": weights, "pretrained": pretrained}
     looked_at = study(source, images, names=names, look=look, **options)
@@ -73,11 +75,11 @@ def write_page(
     return Written(Path(path), len(text.encode()), len(looked_at.layers), len(looked_at.pictures), looked_at.error)
 
 
-def _check_size(letters: int, largest: float) -> None:
+def _check_size(letters: int, largest: float, hint: str = "") -> None:
     if letters > largest * 1e6:
         raise ValueError(
             f"the page would have {letters / 1e6:.3g} MB, the limit is {largest:g}; "
-            "choose fewer layers or images, a smaller size, or a higher limit"
+            f"choose fewer layers or images{hint}, a smaller size, or a higher limit"
         )
 
 

@@ -4,8 +4,9 @@ A layout is the names and shapes that an implementation gives its parameters. It
 paper's, so that the converted layer computes the same; otherwise it is refused, with the reason:
 
 legendong    LegenDong/attention-augmented.pytorch: the paper's formula, exactly.
-chexpert     kamenbliznashki/chexpert: exactly so without relative positions. With them the relative logits are laid out
-             column by column and the others row by row: the term of pixel (y, x) comes from the query of pixel (x, y).
+chexpert     kamenbliznashki/chexpert: the paper's formula since its commit def99f9. Before, at a6739a7, the relative
+             logits were laid out column by column and the others row by row: the term of pixel (y, x) came from the
+             query of pixel (x, y). The weights look alike, so `source` says which commit they were trained with.
              And a stride takes every second pixel for the attention, ours the mean of their neighbourhood.
 leaderj1001  leaderj1001/Attention-Augmented-Conv2d: the result of a head, [pixels, depth], is read as [depth, pixels].
 """
@@ -13,7 +14,7 @@ leaderj1001  leaderj1001/Attention-Augmented-Conv2d: the result of a head, [pixe
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,10 +47,8 @@ LAYOUTS = {
     "chexpert": Layout(
         "kamenbliznashki/chexpert",
         ("conv", "in_proj_qkv", "out_proj"),
-        # Read column by column, its table of widths weighs the distance of rows, and the other way round.
-        ("key_rel_w", "key_rel_h"),
+        ("key_rel_h", "key_rel_w"),
         tables_by_depth=True,
-        tables_differ="it takes the relative term of pixel (y, x) from the query of pixel (x, y)",
     ),
     "legendong": Layout(
         "LegenDong/attention-augmented.pytorch",
@@ -63,6 +62,18 @@ LAYOUTS = {
         differs="it reads the result of a head, [pixels, depth], as [depth, pixels], which mixes pixels and channels",
     ),
 }
+
+
+SOURCES = {
+    "def99f9": LAYOUTS["chexpert"],
+    "a6739a7": replace(
+        LAYOUTS["chexpert"],
+        # Read column by column, its table of widths weighs the distance of rows, and the other way round.
+        tables=("key_rel_w", "key_rel_h"),
+        tables_differ="at a6739a7 it takes the relative term of pixel (y, x) from the query of pixel (x, y)",
+    ),
+}
+"""Commits of chexpert from which on its formula was another one, the newest first."""
 
 
 @dataclass(frozen=True)
@@ -90,9 +101,12 @@ class Converted:
         return layer
 
 
-def convert(state: Mapping[str, Tensor], layout: str | None = None, *, inexact: bool = False) -> Converted:
+def convert(
+    state: Mapping[str, Tensor], layout: str | None = None, *, source: str | None = None, inexact: bool = False
+) -> Converted:
     """Rename, and where needed transpose, the parameters of every layer of that layout (None: found by the names).
 
+    source: one of SOURCES, the commit that weights of chexpert were trained with, or the last one of these before it.
     inexact: also convert what the formulas disagree on, as a start for more training; the outputs differ.
     """
     if state and all(key.startswith("module.") for key in state):  # what DataParallel adds
@@ -100,7 +114,7 @@ def convert(state: Mapping[str, Tensor], layout: str | None = None, *, inexact: 
     layout = layout or _find_layout(state)
     if layout not in LAYOUTS:
         raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {layout!r}")
-    known = LAYOUTS[layout]
+    known = _of_source(layout, source)
     if known.differs:
         raise ValueError(f"weights of {known.repository} cannot be converted: {known.differs}")
     ends = f"{known.names[1]}.weight"
@@ -116,6 +130,16 @@ def convert(state: Mapping[str, Tensor], layout: str | None = None, *, inexact: 
             _check_inexact(prefix, known, own, inexact)
         converted |= {prefix + name: tensor for name, tensor in own.items()}
     return Converted(layout, converted, layers)
+
+
+def _of_source(layout: str, source: str | None) -> Layout:
+    if source is None:
+        return LAYOUTS[layout]
+    if source not in SOURCES:
+        raise ValueError(f"source must be one of {', '.join(SOURCES)}, got {source!r}")
+    if layout != "chexpert":
+        raise ValueError(f"source={source} is a commit of chexpert, and these weights are in the layout {layout}")
+    return SOURCES[source]
 
 
 def _find_layout(state: Mapping[str, Tensor]) -> str:
@@ -191,19 +215,26 @@ def _check_inexact(prefix: str, layout: Layout, own: dict[str, Tensor], inexact:
 
 
 def convert_file(
-    source: str | Path, path: str | Path, *, layout: str | None = None, inexact: bool = False
+    weights: str | Path,
+    path: str | Path,
+    *,
+    layout: str | None = None,
+    source: str | None = None,
+    inexact: bool = False,
 ) -> list[str]:
     """Convert a .pt (of tensors only) or .safetensors file into a .safetensors file; lines that say what was found."""
     path = Path(path)
     if path.suffix != ".safetensors":
         raise ValueError(f"the file to write must end in .safetensors, got {str(path)!r}")
     check_writable(path)
-    converted = convert(read_weights(source), layout, inexact=inexact)
+    converted = convert(read_weights(weights), layout, source=source, inexact=inexact)
     with replacing(path) as draft:
         write_file(draft, encode(converted.state))
     lines = [
         f"{name or '(itself)'}: AAConv2d({', '.join(f'{key}={value!r}' for key, value in arguments.items())})"
         for name, arguments in converted.layers.items()
     ]
-    count = plural(len(lines), "layer")
+    if source is None and converted.layout == "chexpert" and any(made["size"] for made in converted.layers.values()):
+        lines.append("taken as trained with chexpert's commit def99f9 or later; if before, pass --source a6739a7")
+    count = plural(len(converted.layers), "layer")
     return [*lines, f"wrote {path}: {count} of the layout {converted.layout}, {len(converted.state)} weights"]

@@ -84,7 +84,7 @@ model = timm.create_model({json.dumps(where, ensure_ascii=False)}, pretrained=Tr
 
 
 def _metrics_text(loaded: TrainedModel) -> str:
-    rows = metric_rows(loaded)
+    rows = metric_rows(loaded.run_recipe, loaded.metrics)
     if not rows:
         return "These weights have no final metrics: the run is not finished, or it evaluated others."
 

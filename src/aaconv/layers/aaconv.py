@@ -296,7 +296,7 @@ class AAConv2d(AAConvNd):
     position: "relative", "none", "sinusoidal" or "coordconv".
     downsample: attend at half the resolution: 3x3 average pooling before, bilinear resizing after. A number
         halves it so often.
-    share_heads: one pair of relative tables for all heads (the paper's text), or one a head.
+    share_heads: one pair of relative tables for all heads (the paper's text), or one per head.
     attention_bias: biases in the two 1x1 projections.
     init: "scaled" draws the tables with standard deviation (key_channels / num_heads) ** -0.5; "literal" reads the
         paper's listing to the letter: that value is the mean, and the deviation is 1. "unit" draws tables, queries and
@@ -306,6 +306,14 @@ class AAConv2d(AAConvNd):
         float64, and elsewhere with "eager".
 
     A stride makes the attention work at the output resolution, on average-pooled input.
+
+    >>> layer = AAConv2d(16, 96, 3, size=14)
+    >>> layer(torch.randn(2, 16, 14, 14)).shape
+    torch.Size([2, 96, 14, 14])
+    >>> layer.num_heads, layer.key_channels, layer.value_channels
+    (8, 160, 8)
+    >>> layer.attention_maps(torch.randn(1, 16, 14, 14)).shape
+    torch.Size([1, 8, 196, 196])
     """
 
     dimensions = 2
@@ -316,6 +324,9 @@ class AAConv1d(AAConvNd):
     """Drop-in for nn.Conv1d, AAConv2d over a sequence: [batch, in_channels, length] -> [batch, out_channels, length'].
 
     nn.Conv1d's arguments come first, then AAConv2d's; `rel_w` is the one relative table, `size` a length.
+
+    >>> AAConv1d(16, 96, 5)(torch.randn(2, 16, 40)).shape
+    torch.Size([2, 96, 40])
     """
 
     dimensions = 1

@@ -22,6 +22,15 @@ def accelerate(model: nn.Module) -> Report:
 
     A call that the operator cannot do exactly (attention dropout in training, weights asked for, a mask) goes to the
     module's own forward.
+
+    >>> import timm
+    >>> encoder = timm.create_model("samvit_base_patch16", img_size=64, embed_dim=24, depth=1, num_heads=2)
+    >>> report = accelerate(encoder)
+    >>> print(report)
+    module         class      heads  depth   tables  computed by  notes
+    blocks.0.attn  Attention      2     12  14 x 14  attend_2d
+    in all                                              1 of 1
+    >>> report.undo()
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}")

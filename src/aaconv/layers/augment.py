@@ -49,6 +49,15 @@ def augment(
     options: AAConv2d's keyword arguments (num_heads, key_ratio, value_ratio, position, ...).
 
     What stays convolutional keeps its weights, so a pretrained network stays useful.
+
+    >>> network = nn.Sequential(nn.Conv2d(3, 96, 3, padding=1), nn.ReLU(), nn.Conv2d(96, 96, 3, padding=1))
+    >>> network, report = augment(network, 8, where="2")
+    >>> network(torch.randn(1, 3, 8, 8)).shape
+    torch.Size([1, 96, 8, 8])
+    >>> print(report)
+    layer     map  attends at  heads   dk  dv  parameters  augmented
+    2       8 x 8       8 x 8      8  160   8      83,040    108,272
+    in all                                         83,040    108,272
     """
     _check_options(options)
     if any(uncompiled(module) is not module for module in model.modules()):

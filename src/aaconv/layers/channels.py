@@ -30,6 +30,11 @@ def attention_channels(
     """(d_k, d_v) of a convolution with out_channels: the ratios kappa and upsilon of it, rounded down to whole heads.
 
     d_k = max(m N_h, N_h floor(kappa F / N_h)) with m = min_key_channels_per_head, and d_v alike with its own minimum.
+
+    >>> attention_channels(256, 8)
+    (160, 24)
+    >>> attention_channels(256, 4, key_ratio=0.5, value_ratio=0.25)
+    (128, 64)
     """
     if num_heads < 1:
         raise ValueError(f"num_heads must be at least 1, got num_heads={num_heads}")

@@ -36,7 +36,11 @@ LOADS_WEIGHTS = ("pretrained", "checkpoint_path", "pretrained_backbone")
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Our names that fit the wildcard pattern, family by family."""
+    """Our names that fit the wildcard pattern, family by family.
+
+    >>> list_models("aa_wrn*")
+    ['aa_wrn16_4', 'aa_wrn28_2', 'aa_wrn28_10', 'aa_wrn40_2']
+    """
     return [
         name
         for family in (aa_resnet, aa_wide_resnet, aa_mnasnet, aa_retinanet, aa_small)
@@ -45,7 +49,14 @@ def list_models(pattern: str = "*") -> list[str]:
 
 
 def create_model(name: str, **options: Any) -> nn.Module:
-    """timm.create_model, but a name that does not exist is a ValueError with the nearest ones that do."""
+    """timm.create_model, but a name that does not exist is a ValueError with the nearest ones that do.
+
+    >>> model = create_model("aa_wrn16_4", num_classes=10)
+    >>> create_model("aa_resnet51")
+    Traceback (most recent call last):
+        ...
+    ValueError: unknown model 'aa_resnet51'; did you mean aa_resnet50, aa_resnet18, aa_resnet152?
+    """
     check_name(name)
     return timm.create_model(name, **options)
 
@@ -65,7 +76,7 @@ def check_name(name: str) -> None:
     if not timm.is_model(architecture):
         near = get_close_matches(name, list_models(), n=3) or get_close_matches(name, timm.list_models(), n=3)
         hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() has all names"
-        raise ValueError(f"there is no model {name!r}; {hint}")
+        raise ValueError(f"unknown model {name!r}; {hint}")
     try:
         timm.get_pretrained_cfg(name)
     except RuntimeError:

@@ -67,7 +67,7 @@ def cells_of(numbers: Iterable[int], ours: list[Experiment]) -> list[Cell]:
     found = []
     for number in numbers:
         if number not in TABLES:
-            raise ValueError(f"there is no table {number}; the paper has tables {min(TABLES)} to {max(TABLES)}")
+            raise ValueError(f"unknown table {number}; the paper has tables {min(TABLES)} to {max(TABLES)}")
         table = TABLES[number]
         for index, row in enumerate(table.rows):
             found += _row_cells(table, row, _counted(table, row, index), ours, latencies)

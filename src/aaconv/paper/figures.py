@@ -43,7 +43,7 @@ def save(kind: str, path: str | Path) -> Path:
     path = Path(path)
     known = FIGURES | OUR_FIGURES
     if kind not in known:
-        raise ValueError(f"there is no figure {kind!r}; choose one of {', '.join(known)}")
+        raise ValueError(f"unknown figure {kind!r}; choose one of {', '.join(known)}")
     figures.check_ending(path)
     figures.write(known[kind], path, STYLE)
     return path

@@ -27,7 +27,11 @@ def register(*recipes: Recipe) -> None:
 
 
 def names(pattern: str = "*") -> list[str]:
-    """The names that fit a wildcard pattern, or of which it is a part."""
+    """The names that fit a wildcard pattern, or of which it is a part.
+
+    >>> names("demo-*")
+    ['demo-plain', 'demo-se', 'demo-aa']
+    """
     found = [name for name in _RECIPES if fnmatchcase(name, pattern) or pattern in name]
     if not found:
         raise ValueError(f"no recipe fits {pattern!r}{_nearest(pattern)}")
@@ -35,7 +39,12 @@ def names(pattern: str = "*") -> list[str]:
 
 
 def get(name: str) -> Recipe:
-    """The recipe of that name; a ValueError suggests the nearest if there is none."""
+    """The recipe of that name; a ValueError suggests the nearest if there is none.
+
+    >>> recipe = get("cifar100-wrn28-10-aa")
+    >>> recipe.model.name, recipe.epochs, recipe.batch
+    ('aa_wrn28_10', 500, 256)
+    """
     if name not in _RECIPES:
         raise ValueError(f"unknown recipe {name!r}{_nearest(name)}")
     return _RECIPES[name]
@@ -54,7 +63,11 @@ PARTIAL = ("holdout", "train_limit", "eval_limit")
 
 
 def paper_value(recipe: Recipe, column: str) -> float | None:
-    """One number of that row: paper_value(recipe, "top-1"); none for a part of the images."""
+    """One number of that row: paper_value(recipe, "top-1"); none for a part of the images.
+
+    >>> paper_value(get("cifar100-wrn28-10-aa"), "top-1")
+    81.6
+    """
     row = None if any(getattr(recipe, name) for name in PARTIAL) else paper_row(recipe)
     printed = None if row is None else row.cells.get(column)
     return None if printed in (None, "-") else float(printed.split()[0])

@@ -19,6 +19,10 @@ def override(recipe: Recipe, changes: dict[str, Any]) -> Recipe:
 
     Another network starts without options. The paper's cell is kept as long as network and data are; the backend of the
     attention is part of neither.
+
+    >>> from aaconv import recipes
+    >>> recipes.override(recipes.get("demo-aa"), {"epochs": 1, "model_options": {"num_heads": 2}}).model
+    Model(name='aa_small', options={'num_heads': 2})
     """
     changes = dict(changes)
     model, options = changes.pop("model", None), changes.pop("model_options", {})

@@ -90,7 +90,7 @@ TABLE_3 = (
 )
 
 _FITTED_MNASNET = (
-    "fitted: the expansion 1x1 of blocks 4 to 16 is augmented, at least one key and value channel a head, biases in "
+    "fitted: the expansion 1x1 of blocks 4 to 16 is augmented, at least one key and value channel per head, biases in "
     "the projections, attention at 14 x 3, 28, 14 x 6, 7 x 3"
 )
 TABLE_4 = (
@@ -122,7 +122,7 @@ TABLE_4 = (
 
 _COCO = "GFlops Params mAP mAP50 mAP75"
 _FITTED_RETINANET = (
-    "fitted: no minimum of key channels a head, blocks with a stride not augmented, attention at 20, 40, 20"
+    "fitted: no minimum of key channels per head, blocks with a stride not augmented, attention at 20, 40, 20"
 )
 TABLE_5 = (
     _row("ResNet-50", _COCO, "182 33.4M 36.8 54.5 39.5", "plain_retinanet_resnet50"),

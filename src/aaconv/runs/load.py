@@ -74,6 +74,10 @@ def load_model(
     weights      of a run: last, best or ema; by default ema where there is one, else last. Or a file, of tensors only
     pretrained   of a name: with its own weights, ours or timm's
     options, num_classes   of a name: what it is built with
+
+    >>> trained = load_model("aa_wrn16_4", pretrained=True)
+    >>> trained.task, trained.size, trained.classes[:3]
+    ('classify', 32, ('apple', 'aquarium_fish', 'baby'))
     """
     if is_run(source):
         if options or num_classes or pretrained:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from .. import recipes
+from ..recipes.recipe import Recipe
 from ..utils.metrics import TITLES, telling
-from .load import TrainedModel
 
 
-def metric_rows(loaded: TrainedModel) -> list[tuple[str, float | None, float | None]]:
-    """(title, ours, the paper's) of every metric that the run has, or that the paper prints for it."""
-    measured = telling(loaded.metrics or {})
+def metric_rows(recipe: Recipe, metrics: dict[str, Any] | None) -> list[tuple[str, float | None, float | None]]:
+    """(title, ours, the paper's) of every metric that a run has, or that the paper prints for its recipe."""
+    measured = telling(metrics or {})
     rows = []
     for name, column in TITLES.items():
-        ours, paper = measured.get(name), recipes.paper_value(loaded.run_recipe, column)
+        ours, paper = measured.get(name), recipes.paper_value(recipe, column)
         if ours is not None or paper is not None:
             rows.append((column, ours, paper))
     return rows

@@ -4,25 +4,47 @@ from __future__ import annotations
 
 import base64
 import html
+import json
 import os
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from math import inf, isfinite
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
 
+from .. import recipes
 from ..cost.counting import count
 from ..cost.totals import Cost
+from ..recipes import diff
+from ..recipes.recipe import Recipe
+from ..tasks.task import create_task
 from ..utils.files import check_writable, replacing, resolved
 from ..utils.html import base_style, fill, read
-from ..utils.terminal import readable_bytes
+from ..utils.terminal import plural, readable_bytes
 from . import curves
-from .load import TrainedModel, load_model
 from .metrics import metric_rows
-from .run_folder import ENVIRONMENT, RECIPE, check_run, naming_the_way_out, read_environment, read_epochs, read_speed
+from .run_folder import (
+    CONFIG,
+    ENVIRONMENT,
+    RECIPE,
+    SUMMARY,
+    check_run,
+    naming_the_way_out,
+    read_config,
+    read_environment,
+    read_epochs,
+    read_speed,
+    read_summary,
+)
+from .run_types import data_info_of
 
 DASH = "\N{EN DASH}"
+MANY = 8
+"""Runs that stand side by side, a column each; more stand one below the other."""
+MOST_CURVES = 40
+"""Experiments that one figure can still tell apart."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +54,9 @@ class Run:
     path: Path
     name: str
     """Of its folder, with as much of the way to it as tells it from the others of a report."""
-    loaded: TrainedModel
+    recipe: Recipe
+    summary: dict[str, Any] | None
+    """None: it is not finished."""
     cost: Cost
     environment: dict[str, Any]
     metrics: list[dict[str, Any]]
@@ -45,7 +69,8 @@ def write_report(runs: Sequence[str | Path], path: str | Path, *, explorer: str 
     check_writable(path)
     if explorer is not None and not Path(explorer).is_file():
         raise FileNotFoundError(f"there is no page {explorer} to link to; aaconv explore writes one")
-    found = [_read(run, name) for run, name in curves.places(runs).items()]
+    counted: dict[str, Cost] = {}
+    found = [_read(run, name, counted) for run, name in curves.places(runs).items()]
     if not found:
         raise ValueError("name at least one run folder")
     text = render(found, None if explorer is None else _relative(Path(explorer), path))
@@ -54,16 +79,21 @@ def write_report(runs: Sequence[str | Path], path: str | Path, *, explorer: str 
     return path
 
 
-def _read(path: Path, name: str) -> Run:
+def _read(path: Path, name: str, counted: dict[str, Cost]) -> Run:
+    """Without its weights: hundreds of networks would not fit into memory. Those that are alike are counted once."""
     check_run(path)
-    loaded = load_model(path)
+    recipe, info = recipes.load(path / RECIPE), data_info_of(read_config(path), path / CONFIG)
     known = read_environment(path) if (path / ENVIRONMENT).is_file() else {}
     metrics = read_epochs(path)
     if not metrics:
         raise ValueError(f"{path} has no finished epoch yet: there is nothing to report")
-    cost = count(loaded.model, (loaded.size, loaded.size), name=loaded.run_recipe.model.name)
+    network = json.dumps([recipe.task, asdict(recipe.model), len(info.classes), info.size], sort_keys=True)
+    if network not in counted:
+        model = create_task(recipe).build(info)
+        counted[network] = count(model, (info.size, info.size), name=recipe.model.name)
     with naming_the_way_out(path):
-        return Run(path, name, loaded, cost, known, metrics, read_speed(path))
+        summary = read_summary(path) if (path / SUMMARY).is_file() else None
+        return Run(path, name, recipe, summary, counted[network], known, metrics, read_speed(path))
 
 
 def _relative(page: Path, report: Path) -> str:
@@ -75,11 +105,11 @@ def render(runs: Sequence[Run], explorer: str | None = None) -> str:
     """The page's text."""
     names = " and ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
     sections = [
-        _section("Results", _table(["", *(run.name for run in runs)], _results(runs))),
+        _section("Results", _compared(runs, _results(runs))),
         _section("Curves", _curves(runs)),
-        _section("Cost", _table(["", *(run.name for run in runs)], _cost(runs)) + _branches(runs)),
+        _section("Cost", _compared(runs, _cost(runs)) + _branches(runs)),
         _section("Recipes", _recipes(runs)),
-        _section("Environment", _table(["", *(run.name for run in runs)], _environment(runs), "words")),
+        _section("Environment", _compared(runs, _environment(runs), "words")),
     ]
     if explorer:
         link = f'<p><a href="{html.escape(explorer, quote=True)}">What it attends to: the explorer</a></p>'
@@ -87,7 +117,7 @@ def render(runs: Sequence[Run], explorer: str | None = None) -> str:
     return fill(
         read(__package__, "report.html"),
         title=html.escape(names),
-        summary=html.escape("; ".join(dict.fromkeys(run.loaded.run_recipe.summary for run in runs))),
+        summary=html.escape("; ".join(dict.fromkeys(run.recipe.summary for run in runs))),
         style=base_style() + read(__package__, "report.css"),
         sections="\n".join(sections),
     )
@@ -107,6 +137,13 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "numb
     return f'<div class="scroll"><table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
+def _compared(runs: Sequence[Run], rows: Sequence[Sequence[str]], kind: str = "numbers") -> str:
+    """The values of the runs, a row each as [name, value of each run]: side by side, or of many one below the other."""
+    table = [["", *(run.name for run in runs)], *rows]
+    head, *body = table if len(runs) <= MANY else zip(*table, strict=True)
+    return _table(head, body, kind)
+
+
 def _results(runs: Sequence[Run]) -> list[list[str]]:
     measured = [{name: (ours, paper) for name, ours, paper in _metrics(run)} for run in runs]
     rows = []
@@ -116,7 +153,7 @@ def _results(runs: Sequence[Run]) -> list[list[str]]:
         if any(paper is not None for _, paper in pairs):
             rows.append([f"{name} in the paper", *(_number(paper, "{:g}") for _, paper in pairs)])
     rows.append(["loss", *(_number(run.metrics[-1].get("loss"), "{:.4f}") for run in runs)])
-    rows.append(["epochs", *(f"{run.metrics[-1]['epoch']} of {run.loaded.run_recipe.epochs}" for run in runs)])
+    rows.append(["epochs", *(f"{run.metrics[-1]['epoch']} of {run.recipe.epochs}" for run in runs)])
     rows.append(["seconds per epoch", *(_number(_median(run.speed, "seconds"), "{:.1f}") for run in runs)])
     rows.append(["images per second", *(_number(_median(run.speed, "images_per_second"), "{:,.0f}") for run in runs)])
     memory = (max((row.get("peak_memory_bytes") or 0 for row in run.speed), default=0) for run in runs)
@@ -126,10 +163,8 @@ def _results(runs: Sequence[Run]) -> list[list[str]]:
 
 def _metrics(run: Run) -> list[tuple[str, float | None, float | None]]:
     """As in summary.json, or for a run that is not finished those of its last evaluation."""
-    if run.loaded.metrics:
-        return metric_rows(run.loaded)
     last = next((row for row in reversed(run.metrics) if row.get("loss") is not None), run.metrics[-1])
-    return metric_rows(TrainedModel(**{**vars(run.loaded), "metrics": last}))
+    return metric_rows(run.recipe, run.summary or last)
 
 
 def _cost(runs: Sequence[Run]) -> list[list[str]]:
@@ -146,36 +181,55 @@ def _cost(runs: Sequence[Run]) -> list[list[str]]:
 
 
 def _branches(runs: Sequence[Run]) -> str:
-    """The attention of each network, layer by layer."""
-    tables = []
+    """The attention of each network, layer by layer; once for runs of the same network."""
+    alike: dict[int, list[Run]] = {}
     for run in runs:
-        if run.cost.attention:
+        alike.setdefault(id(run.cost), []).append(run)
+    tables = []
+    for group in alike.values():
+        if group[0].cost.attention:
             rows = [
                 [branch.name, f"{branch.height} x {branch.width}", str(branch.num_heads), str(branch.key_channels),
                  str(branch.value_channels), f"{branch.params:,}", f"{branch.flops:,}", f"{branch.true_flops:,}",
                  readable_bytes(branch.map_bytes)]
-                for branch in run.cost.attention
+                for branch in group[0].cost.attention
             ]  # fmt: skip
             head = ["layer", "map", "heads", "keys", "values", "parameters", "FLOPs (paper)", "FLOPs (true)", "maps"]
-            summary = f"<summary>The attention branches of {html.escape(run.name)}</summary>"
+            others = f" and {plural(len(group) - 1, 'other run')}" if len(group) > 1 else ""
+            summary = f"<summary>The attention branches of {html.escape(group[0].name)}{others}</summary>"
             tables.append(f"<details>{summary}{_table(head, rows)}</details>")
     return "".join(tables)
 
 
 def _curves(runs: Sequence[Run]) -> str:
-    """The figure of `aaconv plot`, inline."""
+    """The figure of `aaconv plot`, inline; of too many experiments those that came out best."""
+    experiments: dict[str, list[Run]] = {}
+    for run in runs:
+        experiments.setdefault(diff.experiment_key(run.recipe), []).append(run)
+    best = sorted(experiments.values(), key=lambda group: max(map(_headline, group)), reverse=True)[:MOST_CURVES]
+    drawn = {run.path for group in best for run in group}
     with TemporaryDirectory() as place:
-        drawing = curves.draw([run.path for run in runs], Path(place) / "curves.svg").read_bytes()
+        paths = [run.path for run in runs if run.path in drawn]
+        drawing = curves.draw(paths, Path(place) / "curves.svg").read_bytes()
     source = f"data:image/svg+xml;base64,{base64.b64encode(drawing).decode()}"
-    return f'<img class="curves" src="{source}" alt="Loss and accuracy by epoch">'
+    figure = f'<img class="curves" src="{source}" alt="Loss and accuracy by epoch">'
+    if len(experiments) == len(best):
+        return figure
+    return f"<p>The {len(best)} of {len(experiments)} experiments with the best results.</p>{figure}"
+
+
+def _headline(run: Run) -> float:
+    """The first of its metrics, more is better; the lowest of all where it has none."""
+    value = next((ours for _, ours, _ in _metrics(run) if ours is not None), None)
+    return value if value is not None and isfinite(value) else -inf
 
 
 def _recipes(runs: Sequence[Run]) -> str:
     """The fields in which the recipes differ from a recipe's defaults, side by side; each one whole below."""
-    fields = [asdict(run.loaded.run_recipe) for run in runs]
+    fields = [asdict(run.recipe) for run in runs]
     for one in fields:
         one["model"] = ", ".join([one["model"]["name"], *filter(None, [_plain(one["model"]["options"], "")])])
-    usual = {name: field.default for name, field in type(runs[0].loaded.run_recipe).__dataclass_fields__.items()}
+    usual = {name: field.default for name, field in type(runs[0].recipe).__dataclass_fields__.items()}
     changed = [name for name in fields[0] if any(one[name] != usual[name] for one in fields) and name != "evidence"]
     rows = [[name, *(_plain(one[name]) for one in fields)] for name in changed if name not in ("name", "summary")]
     whole = "".join(
@@ -186,11 +240,13 @@ def _recipes(runs: Sequence[Run]) -> str:
     evidence = [_evidence(run) for run in runs]
     if any(text != DASH for text in evidence):
         rows.append(["stands behind", *evidence])
-    return _table(["", *(run.name for run in runs)], rows, "words") + whole
+    if len(runs) > MANY:
+        whole = f"<details><summary>All of the {len(runs)} recipes</summary>{whole}</details>"
+    return _compared(runs, rows, "words") + whole
 
 
 def _evidence(run: Run) -> str:
-    cell = run.loaded.run_recipe.evidence
+    cell = run.recipe.evidence
     return DASH if cell is None else f"table {cell.table}, {cell.row}"
 
 

@@ -2,10 +2,9 @@
 
 import json
 import re
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
-
-import numpy as np
 
 DEEPEST = 100
 """Levels of lists and mappings: nobody writes more, and what walks through them calls itself for each."""
@@ -34,9 +33,7 @@ def parse_json(data: bytes, name: str | Path) -> Any:
 
 def _depth(data: bytes) -> int:
     """How many brackets are open at most."""
-    brackets = np.frombuffer(data.translate(None, _NO_BRACKETS), np.uint8)
-    opens = (brackets == ord("[")) | (brackets == ord("{"))
-    return int(np.where(opens, 1, -1).cumsum().max(initial=0))
+    return max(accumulate(1 if bracket in b"[{" else -1 for bracket in data.translate(None, _NO_BRACKETS)), default=0)
 
 
 def _whole_letters(value: Any) -> Any:
