@@ -22,7 +22,7 @@ from torchvision.datasets import CIFAR10, CIFAR100
 from torchvision.datasets.utils import calculate_md5
 
 from . import shapes, tar_shards, tiny_imagenet
-from .image_folder import ImageFolder, class_names, images_by_folder
+from .image_folder import ImageFolder, LabelledFiles, class_names, images_by_folder
 from .images import decode_stored, naming_unreadable
 from .transforms import CropAndFlip
 
@@ -268,7 +268,7 @@ def _how_to_get(official: type[CIFAR10], root: Path) -> str:
 
 def _open_tiny_imagenet(rest: str, data_dir: str | Path | None, split: str) -> FileDataset:
     folder, images, classes = tiny_imagenet.find(Path(data_dir or default_data_dir()), split)
-    reader = ImageFolder(folder, images, list(classes))
+    reader = LabelledFiles(folder, images, classes)
     statistics = tiny_imagenet.MEAN, tiny_imagenet.STD
     pad = CropAndFlip(pad=tiny_imagenet.SIDE // 8)  # as CIFAR's 4 of 32
     return FileDataset("tiny-imagenet", reader, classes, None, *statistics, side=tiny_imagenet.SIDE, augmentation=pad)

@@ -55,7 +55,7 @@ def options_of(name: str) -> dict[str, int]:
     """What stands behind the colon of shapes:distance=24; a ValueError says how it is written."""
     found = re.fullmatch(r"shapes(:distance=(\d{1,6}))?", name)
     if found is None:
-        raise ValueError(f"the data set {name!r} is not known; write shapes, or shapes:distance=24")
+        raise ValueError(f"unknown data set {name!r}; write shapes, or shapes:distance=24")
     return {} if found[2] is None else {"distance": int(found[2])}
 
 
