@@ -1,5 +1,6 @@
 """The optimiser and the learning rate of a recipe, both timm's."""
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     try:
         optimizer = create_optimizer_v2(
             groups,
-            opt=recipe.optimizer,
+            opt="sgd" if recipe.nesterov else recipe.optimizer,  # timm's "sgd" is "momentum" with Nesterov's
             lr=peak_rate(recipe),
             weight_decay=recipe.weight_decay,
             momentum=recipe.momentum,
@@ -145,14 +146,51 @@ def _check_state(optimizer: Optimizer, state: dict[int, dict[str, Any]]) -> None
                 raise ValueError(f"the {name!r} of its optimizer does not fit parameter {index}, {list(shape)}")
 
 
-def load_optimizer(optimizer: Optimizer, tensors: dict[str, torch.Tensor], rest: dict[str, Any]) -> None:
+def batch_norm_scales(model: nn.Module) -> set[nn.Parameter]:
+    """The learned scales of a network's batch norms. Wide-ResNets of older checkpoints have the scale one, as a buffer:
+    their weights load as they are, and `load_optimizer` is to know which parameters are new."""
+    norms = (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+    return {norm.weight for norm in norms if isinstance(norm.weight, nn.Parameter)}
+
+
+def _with_new_parameters(
+    optimizer: Optimizer, new: Collection[nn.Parameter], values: dict[str, Any], groups: Any
+) -> tuple[dict[str, Any], Any]:
+    """The saved state, numbered as the parameters are now, with zeros for the new ones, if it is from before them."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    kept = [place for place, parameter in enumerate(parameters) if parameter not in new]
+    if not new or not isinstance(groups, list) or sum(len(group["params"]) for group in groups) != len(kept):
+        return values, groups
+    own = [group["params"] for group in optimizer.state_dict()["param_groups"]]
+    for ours, theirs in zip(own, groups, strict=True):
+        if [place for place in ours if place in kept] != [kept[place] for place in theirs["params"]]:
+            raise ValueError("its optimizer has other groups of parameters")
+    names = {key.partition(".")[2] for key in values if not key.startswith(GROUP)}
+    numbered = {key: value for key, value in values.items() if key.startswith(GROUP)}
+    for place, saved in enumerate(kept):
+        numbered |= {f"{saved}.{name}": values[f"{place}.{name}"] for name in names if f"{place}.{name}" in values}
+    for place in set(range(len(parameters))) - set(kept):
+        like = {name: values[f"0.{name}"] for name in names if f"0.{name}" in values}
+        like |= {name: torch.zeros_like(parameters[place]) for name in like.keys() & set(LIKE_PARAMETERS)}
+        numbered |= {f"{place}.{name}": value for name, value in like.items()}
+    return numbered, [theirs | {"params": ours} for ours, theirs in zip(own, groups, strict=True)]
+
+
+def load_optimizer(
+    optimizer: Optimizer,
+    tensors: dict[str, torch.Tensor],
+    rest: dict[str, Any],
+    new: Collection[nn.Parameter] = frozenset(),
+) -> None:
     """Take back what `optimizer_tensors` gave; what is shaped like its parameter gets its memory layout, too.
 
+    new: parameters that the state of an older checkpoint may lack; they begin with zeros.
     A ValueError where it is of another optimiser: that would train on, with whatever was saved.
     """
     state: dict[int, dict[str, Any]] = {}
-    groups = _checked_groups(optimizer.state_dict()["param_groups"], rest["groups"])
-    for key, value in {**tensors, **rest["numbers"]}.items():
+    values, saved = _with_new_parameters(optimizer, new, {**tensors, **rest["numbers"]}, rest["groups"])
+    groups = _checked_groups(optimizer.state_dict()["param_groups"], saved)
+    for key, value in values.items():
         index, _, name = key.partition(".")
         if index.startswith(GROUP):
             groups[int(index.removeprefix(GROUP))][name] = value
