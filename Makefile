@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo quick test lint costs bench mutate load clean
+.PHONY: setup demo quick test lint costs bench mutate load dist clean
 
 setup: $(READY)
 
@@ -62,6 +62,12 @@ $(FAMILIES)/.ready: $(READY)
 test-families: $(FAMILIES)/.ready
 	OMP_NUM_THREADS=1 $(FAMILIES)/bin/python -m pytest tests/families
 
+# The wheel and the source distribution, checked as a package index checks them.
+dist: setup
+	rm -rf dist
+	$(BIN)/python -m build
+	$(BIN)/python -m twine check --strict dist/*
+
 # The documentation, strictly, in an environment that adds mkdocs to the first one: a broken link fails, and a public
 # name that docs/api.md does not have.
 DOCS := $(VENV)/docs
@@ -76,4 +82,4 @@ docs: $(DOCS)/.ready
 	NO_MKDOCS_2_WARNING=1 $(DOCS)/bin/python -m mkdocs build --strict
 
 clean:
-	rm -rf $(VENV)
+	rm -rf $(VENV) build dist

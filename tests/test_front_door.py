@@ -1,15 +1,13 @@
 """`import aaconv`: what it gives, what it needs, and that timm knows our models without being imported for it."""
 
 import ast
-import tomllib
-from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 import aaconv
 from support.fresh import run_fresh
-from support.source_tree import PACKAGE, imported_at_once, modules, package_of
+from support.source_tree import imported_at_once, modules, package_of
 
 BESIDES_TORCH = ("timm", "torchvision", "matplotlib", "rich", "yaml", "safetensors", "PIL", "huggingface_hub")
 
@@ -116,13 +114,3 @@ def test_what_the_models_are_made_of_does_not_import_timm():
     for name, path in found.items():
         imported = imported_at_once(path.read_text(encoding="utf-8"), package_of(name, path))
         assert "timm" not in {module.split(".")[0] for module in imported}, name
-
-
-def test_every_file_of_the_package_is_installed():
-    project = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text())
-    patterns = project["tool"]["setuptools"]["package-data"]["aaconv"]
-    files = [str(path.relative_to(PACKAGE)) for path in PACKAGE.rglob("*") if path.is_file()]
-    data = [name for name in files if not name.endswith((".py", ".pyc"))]
-    assert len(data) > 50
-    assert [name for name in data if not any(fnmatch(name, pattern) for pattern in patterns)] == []
-    assert project["project"]["scripts"] == {"aaconv": "aaconv.__main__:main"}

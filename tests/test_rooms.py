@@ -19,7 +19,7 @@ MAY_IMPORT = {
     "cost": "utils layers models",
     "recipes": "utils models",
     "tasks": "utils data detection models recipes",
-    "runs": "utils data models cost recipes tasks",
+    "runs": "utils layers data models cost recipes tasks",
     "training": "utils layers data models recipes tasks runs",
     "inference": "utils data detection models recipes tasks runs",
     "paper": "utils cost recipes runs",

@@ -11,7 +11,12 @@ PACKAGE = Path(aaconv.__file__).parent
 WATCHED = ["layers", "models", "cost", "recipes", "explore", "attention/sdpa.py"]
 SEAMS = {
     "cost/dispatch.py": {"torch.utils._python_dispatch"},
-    "models/timm_seam.py": {"timm.models._efficientnet_builder", "timm.models._features"},
+    "models/timm_seam.py": {
+        "timm.models._efficientnet_builder",
+        "timm.models._features",
+        "timm.models._registry",
+        "timm.models._registry._deprecated_models",
+    },
 }
 LIBRARIES = ("torch", "timm", "torchvision")
 

@@ -17,11 +17,12 @@ if TYPE_CHECKING:
     from .export.augmented import push_model, save_model
     from .layers import AAConv1d, AAConv2d, accelerate, attention_channels, augment
     from .models import create_model, list_models
-    from .runs.load import load_model
+    from .runs.load import TrainedModel, load_model
 
 __all__ = [
     "AAConv1d",
     "AAConv2d",
+    "TrainedModel",
     "__version__",
     "accelerate",
     "attend_2d",
@@ -49,7 +50,7 @@ _NAMES = {
     **dict.fromkeys(("attend_2d", "attend_decomposed", "default_backend", "set_default_backend"), ".attention"),
     **dict.fromkeys(("AAConv1d", "AAConv2d", "accelerate", "attention_channels", "augment"), ".layers"),
     **dict.fromkeys(("create_model", "list_models"), ".models"),
-    "load_model": ".runs.load",
+    **dict.fromkeys(("TrainedModel", "load_model"), ".runs.load"),
     **dict.fromkeys(("push_model", "save_model"), ".export.augmented"),
 }
 _ROOMS = ("attention", "cost", "explore", "export", "layers", "models", "recipes", "training")

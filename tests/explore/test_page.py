@@ -10,7 +10,7 @@ import timm
 import torch
 
 from aaconv.data import open_dataset
-from aaconv.explore import write_page
+from aaconv.explore import show, write_page
 from aaconv.explore.capture import attention_layers
 from aaconv.explore.images import normalise
 from support.explored import NAME, small_network
@@ -313,6 +313,25 @@ def test_ways_of_drawing_are_toggled(open_page):
         assert button.get_attribute("aria-pressed") != before
         button.click()
         assert button.get_attribute("aria-pressed") == before
+
+
+def test_the_page_in_a_notebook(browser, loaded, images, tmp_path):
+    """In a frame without an address of its own: it starts, takes clicks, and leaves the notebook's address alone."""
+    notebook = tmp_path / "notebook.html"
+    notebook.write_text(f"<!doctype html>{show(loaded, images[0], height=600)._repr_html_()}", encoding="utf-8")
+    page, complaints = browser.new_page(), []
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(f"{notebook.as_uri()}#cell")
+    frame = page.frames[1]
+    frame.wait_for_function("window.aaconv && window.aaconv.ready")
+    before = frame.evaluate("() => ({ ...window.aaconv.state.at })")
+    frame.locator("#stage").click(position={"x": 5, "y": 5})
+    assert frame.evaluate("() => ({ ...window.aaconv.state.at })") != before
+    assert page.url.endswith("#cell")
+    assert not frame.locator("#link").is_visible()
+    assert page.locator("iframe").bounding_box()["height"] == 600
+    page.close()
+    assert complaints == []
 
 
 @torch.no_grad()

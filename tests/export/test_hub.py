@@ -9,6 +9,7 @@ import pytest
 import timm
 import torch
 import yaml
+from huggingface_hub import ModelCard
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
@@ -19,6 +20,7 @@ from aaconv.recipes.recipe import Evidence
 from aaconv.runs import load
 from aaconv.runs.load import load_model
 from aaconv.runs.run_folder import read_config, read_metrics
+from support.fresh import run_fresh
 from support.tiny_runs import TINY, train_tiny
 
 
@@ -67,6 +69,35 @@ def test_the_card_says_what_how_well_and_whom_to_cite(run, saved):
     recipe = yaml.safe_load(re.search(r"```yaml\n(.*?)```", body, re.DOTALL)[1])
     assert recipe["name"] == "demo-aa"
     assert recipe["train_limit"] == TINY["train_limit"]
+
+
+@pytest.mark.slow
+def test_the_usage_of_the_card_works_in_a_clean_process(run, saved):
+    (program,) = re.findall(r"```python\n(.*?)```", (saved / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    name, _, probability = run_fresh(program, cwd=saved.parent).strip().rpartition(" ")
+    assert name in load_model(run).classes
+    assert 0.5 <= float(probability) <= 1
+
+
+@pytest.mark.slow
+def test_the_usage_of_a_detectors_card_works(tmp_path, monkeypatch):
+    run = train_tiny(tmp_path / "detector", "detection-demo", batch=2, train_limit=2, eval_limit=2, size=64)
+    saved = hub.save(run, tmp_path / "hub")
+    (program,) = re.findall(r"```python\n(.*?)```", (saved / "README.md").read_text(encoding="utf-8"), re.DOTALL)
+    assert "from torchvision.transforms.v2 import functional" in program
+    monkeypatch.chdir(tmp_path)
+    exec(program, found := {})
+    assert found["found"].boxes.shape[1] == 4
+
+
+def test_the_hub_reads_the_evaluation_results(run, saved):
+    card = ModelCard((saved / "README.md").read_text(encoding="utf-8"))
+    (result,) = card.data.eval_results
+    metrics = load_model(run).metrics
+    assert (result.metric_type, result.metric_name) == ("accuracy", "top-1 (%)")
+    assert result.metric_value == pytest.approx(metrics["top1"], abs=1e-4)
+    assert (result.task_type, result.dataset_name) == ("image-classification", "shapes")
+    assert card.data.model_name == "tiny-hub"
 
 
 def test_the_card_has_the_metrics_of_the_weights_it_is_about(run):

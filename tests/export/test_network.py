@@ -3,6 +3,7 @@
 import copy
 import errno
 import importlib.util
+import json
 import logging
 import warnings
 from dataclasses import replace
@@ -70,6 +71,28 @@ def test_the_file_computes_what_the_network_does(loaded, tmp_path, ending):
         assert sizes_of(path) == (["batch", 3, "height", "width"], ["batch", 4])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("ending", [pytest.param("onnx", marks=needs_onnx), "pt2"])
+def test_the_file_says_how_it_is_used(loaded, tmp_path, ending):
+    path, classes = tmp_path / f"model.{ending}", ("cat", "dog", "Käse", "fish")
+    network.export(replace(loaded, classes=classes, crop=0.9), path, size=24, fixed=True, say=lambda _: None)
+    if ending == "pt2":
+        extra = {"aaconv.json": ""}
+        torch.export.load(path, extra_files=extra)
+        found = json.loads(extra["aaconv.json"])
+    else:
+        import onnxruntime
+
+        texts = onnxruntime.InferenceSession(str(path)).get_modelmeta().custom_metadata_map
+        found = texts | {
+            name: json.loads(texts[name]) for name in ("classes", "mean", "std", "size", "crop", "outputs")
+        }
+    expected = {"model": "network", "task": "classify", "classes": list(classes), "outputs": ["logits"], "size": 24}
+    images = {"crop": 0.9, "interpolation": "bilinear", "mean": [0.5] * 3, "std": [0.25] * 3}
+    assert {key: found[key] for key in expected | images} == expected | images
+    assert found["image"].startswith("RGB")
+
+
 def sizes_of(path):
     """What an ONNX file calls the sizes of its input and its output."""
     import onnx
@@ -134,8 +157,8 @@ def test_a_file_that_is_off_is_not_kept(loaded, tmp_path, monkeypatch):
     (tmp_path / "model.pt2").write_text("the old one")
     write = network._write_program
 
-    def slightly_wrong(program, path):
-        run = write(program, path)
+    def slightly_wrong(*given):
+        run = write(*given)
         return lambda images: [part + 0.01 for part in run(images)]
 
     monkeypatch.setattr(network, "_write_program", slightly_wrong)
@@ -149,8 +172,8 @@ def test_a_file_that_is_off_is_not_kept(loaded, tmp_path, monkeypatch):
 def test_sizes_that_are_bound_all_the_same_are_not_called_free(always, loaded, tmp_path, monkeypatch):
     real, said = network._write_program, []
 
-    def bound(program, path):
-        run = real(program, path)
+    def bound(*given):
+        run = real(*given)
 
         def at_one_size(images):
             if always or images.shape[-1] != loaded.size:
@@ -242,7 +265,7 @@ def test_the_exported_detector_is_the_networks_own(detector, settings):
 def test_a_detector_is_exported_with_its_postprocessing(detector, tmp_path):
     said = []
     network.export(detector, tmp_path / "model.pt2", say=said.append)
-    assert said[-1].endswith("images [1, 3, 64, 64] -> boxes, scores, labels; free: nothing")
+    assert "images [1, 3, 64, 64] -> boxes, scores, labels; free: nothing: images differ in their number" in said[-1]
     assert any("objects" in line for line in said)
     image = torch.randn(3, 64, 64)
     [exact] = detector.model.detect([image])

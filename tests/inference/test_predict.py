@@ -5,6 +5,7 @@ import os
 import re
 
 import numpy as np
+import PIL
 import pytest
 import torch
 from PIL import Image
@@ -52,6 +53,8 @@ def test_every_mode_is_read(mode, run, photo, tmp_path):
         types = {"I;16": np.uint16, "I": np.int32, "F": np.float32}
         image = Image.fromarray(np.asarray(image).astype(types[mode]) * 257)
     elif mode == "YCbCr":
+        if int(PIL.__version__.split(".")[0]) < 13:
+            pytest.skip("Pillow before 13 writes such files, and does not read them")
         image = image.convert("YCbCr")
     path = tmp_path / ("image.png" if mode in ("L", "LA", "RGBA", "P", "1", "I;16") else "image.tiff")
     image.save(path)

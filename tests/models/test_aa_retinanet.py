@@ -33,8 +33,11 @@ def random_boxes(*shape, size=64.0, smallest=2.0):
     return torch.cat([low, high], dim=-1)
 
 
-def test_every_name_is_registered():
+def test_timm_builds_every_name_but_does_not_list_it_among_its_classifiers():
     assert set(list_models("*retinanet*")) == set(NAMES)
+    assert all(timm.is_model(name) for name in NAMES)
+    assert not set(NAMES) & {*timm.list_models(), *timm.list_models(module="aa_retinanet", include_tags=True)}
+    assert list_models("aa_r*18") == ["aa_resnet18", "aa_retinanet_resnet18"]
 
 
 @pytest.mark.parametrize(

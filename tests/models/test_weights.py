@@ -7,7 +7,6 @@ import re
 import shutil
 import subprocess
 import sys
-import tomllib
 from dataclasses import replace
 from fnmatch import fnmatch
 from pathlib import Path
@@ -28,6 +27,7 @@ from aaconv.models import create_model, weights
 from aaconv.runs.load import load_model
 from aaconv.runs.run_folder import RECIPE, write_json, write_weights
 from support.places import SHARED_DATA
+from support.project import read_project
 from support.tiny_runs import train_tiny
 
 PACKAGE = Path(aaconv.__file__).parent
@@ -380,8 +380,7 @@ def test_neither_options_nor_half_a_run_can_be_shipped(tmp_path, capsys):
 
 
 def test_the_weights_are_installed_with_the_package():
-    project = tomllib.loads((PACKAGE.parents[1] / "pyproject.toml").read_text())
-    patterns = project["tool"]["setuptools"]["package-data"]["aaconv"]
+    patterns = read_project()["tool"]["setuptools"]["package-data"]["aaconv"]
     for name in ("weights/aa_wrn16_4.cifar100.safetensors", "weights/aa_wrn16_4.cifar100.json"):
         assert any(fnmatch(name, pattern) for pattern in patterns), name
 

@@ -31,7 +31,7 @@ def write_json(result: Any, path: str | Path) -> None:
         print(text)
         return
     with replacing(path) as draft:
-        draft.write_text(text + "\n")
+        draft.write_text(text + "\n", encoding="utf-8")
 
 
 class Results:

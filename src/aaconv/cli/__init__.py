@@ -71,7 +71,7 @@ def command_line() -> Parser:
 def _parse(words: Sequence[str]) -> argparse.Namespace:
     parser = command_line()
     command = parser.find(words)
-    if words and words[0] in ("train", "finetune"):
+    if not {"--model.OPTION", "--augment.OPTION"}.isdisjoint(command.option_strings()):
         words = spell_out(words)
     chosen, unknown = parser.parse_known_args(words)
     if unknown:

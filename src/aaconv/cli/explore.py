@@ -3,7 +3,7 @@
 import argparse
 
 from .parsing import Parser, positive
-from .source import add_source, add_weights
+from .source import add_augment, add_source, add_weights, augmentation
 
 
 def add_commands(commands: Parser) -> None:
@@ -24,6 +24,7 @@ def _add_explore(commands: Parser) -> None:
     explore.add_argument("--layers", nargs="+", metavar="NAME", help="these layers only; patterns such as 'layer3.*'")
     explore.add_argument("--size", type=positive, metavar="N", help="input size N x N; default: the network's own")
     add_weights(explore)
+    add_augment(explore)
     explore.add_argument("--limit", type=positive, metavar="MB", help="largest page to write, default: 50")
 
 
@@ -44,20 +45,19 @@ def position(text: str) -> tuple[float, float]:
 
 
 def _explore(chosen: argparse.Namespace) -> None:
-    from ..data.images import find_images
     from ..explore import page, write_figure, write_page
 
     if chosen.at and not chosen.static:
         raise ValueError("--at chooses the positions of a figure; it needs --static FIGURE")
-    images = find_images(chosen.images)
     common = {"size": chosen.size, "weights": chosen.weights, "pretrained": chosen.pretrained}
+    common["augment"] = augmentation(chosen)
     if chosen.static:
-        path = write_figure(chosen.source, images, chosen.static, at=chosen.at, layers=chosen.layers, **common)
+        path = write_figure(chosen.source, chosen.images, chosen.static, at=chosen.at, layers=chosen.layers, **common)
         print(f"drew {path}")
     if chosen.output or not chosen.static:
         limit = chosen.limit or page.LARGEST_PAGE
         output = chosen.output or "explore.html"
-        print(write_page(chosen.source, images, output, layers=chosen.layers, largest=limit, **common))
+        print(write_page(chosen.source, chosen.images, output, layers=chosen.layers, largest=limit, **common))
 
 
 def _report(chosen: argparse.Namespace) -> None:

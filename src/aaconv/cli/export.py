@@ -3,7 +3,7 @@
 import argparse
 
 from .parsing import Parser, one_of, positive
-from .source import add_device, add_source, add_weights
+from .source import add_augment, add_device, add_source, add_weights, augmentation
 
 LAYOUTS = ("chexpert", "legendong", "leaderj1001")
 SOURCES = ("def99f9", "a6739a7")
@@ -27,6 +27,7 @@ def _add_export(commands: Parser) -> None:
     export.add_argument("--data-dir", metavar="DIR", help=".safetensors: where the data set of its evaluation is")
     add_device(export, ".safetensors: ")
     add_weights(export)
+    add_augment(export)
 
 
 def _add_push(commands: Parser) -> None:
@@ -80,13 +81,14 @@ def _export(chosen: argparse.Namespace) -> None:
         fixed=chosen.fixed,
         weights=chosen.weights,
         pretrained=chosen.pretrained,
+        augment=augmentation(chosen),
     )
 
 
 def _export_weights(chosen: argparse.Namespace) -> None:
     from ..export.weights import export_weights
 
-    for option in ("size", "opset", "raw", "fixed", "pretrained"):
+    for option in ("size", "opset", "raw", "fixed", "pretrained", "augment"):
         if getattr(chosen, option):
             raise ValueError(f"--{option} is not for .safetensors files, which hold the weights of a run; leave it out")
     how = {"weights": chosen.weights, "data_dir": chosen.data_dir, "device": chosen.device}

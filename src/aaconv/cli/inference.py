@@ -3,7 +3,7 @@
 import argparse
 
 from .parsing import Parser, positive
-from .source import add_device, add_json, add_source, add_weights
+from .source import add_augment, add_device, add_json, add_source, add_weights, augmentation
 
 IMAGES = "files, folders or quoted patterns"
 
@@ -36,7 +36,9 @@ def _add_predict(commands: Parser) -> None:
     predict.add_argument("images", nargs="+", metavar="IMAGE", help=IMAGES)
     predict.add_argument("--top", type=positive, default=5, metavar="N", help="classes per image, default: 5")
     predict.add_argument("--batch", type=positive, default=32, metavar="N", help="batch size, default: 32")
+    predict.add_argument("-o", "--output", metavar="FILE", help="write a .csv or .json file instead")
     add_weights(predict)
+    add_augment(predict)
     add_device(predict)
     add_json(predict)
 
@@ -75,8 +77,8 @@ def _predict(chosen: argparse.Namespace) -> None:
     from ..inference.predict import print_predictions
 
     names = ("weights", "pretrained", "device", "batch", "top")
-    how = {name: getattr(chosen, name) for name in names}
-    print_predictions(chosen.source, chosen.images, as_json=chosen.json, **how)
+    how = {name: getattr(chosen, name) for name in names} | {"augment": augmentation(chosen)}
+    print_predictions(chosen.source, chosen.images, as_json=chosen.json, file=chosen.output, **how)
 
 
 def _detect(chosen: argparse.Namespace) -> None:

@@ -3,7 +3,7 @@
 import argparse
 
 from .parsing import Parser, positive
-from .source import add_json
+from .source import add_augment, add_json, augmentation
 
 
 def add_commands(commands: Parser) -> None:
@@ -18,6 +18,7 @@ def add_commands(commands: Parser) -> None:
     cost.add_argument("model", metavar="MODEL", help="a name of ours (`aaconv models`) or of timm's")
     cost.add_argument("--size", type=positive, nargs="+", metavar="N", help="height and width, or one number for both")
     cost.add_argument("--layers", action="store_true", help="layer by layer")
+    add_augment(cost)
     add_json(cost)
 
 
@@ -35,4 +36,5 @@ def _cost(chosen: argparse.Namespace) -> None:
         if len(chosen.size) > 2:
             raise ValueError(f"--size takes height and width, or one for both, got {len(chosen.size)} numbers")
         size = (chosen.size[0], chosen.size[-1])
-    print_cost(chosen.model, size, layers=chosen.layers, as_json=chosen.json)
+    augment = augmentation(chosen)
+    print_cost(chosen.model, size, augment=augment, layers=chosen.layers, as_json=chosen.json)

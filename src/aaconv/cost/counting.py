@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import timm
@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from ..layers import dry_run
 from ..layers.aaconv import AAConv2d, AAConvNd
+from ..layers.augment import augment
 from ..layers.channels import RatioWarning
 from ..models import check_name, create_without_memory
 from .dispatch import TorchDispatchMode
@@ -68,6 +69,18 @@ def count_named(name: str, size: tuple[int, int] | None = None, **options: Any) 
     if size is None and timm.is_model(name):
         size = (timm.get_pretrained_cfg_value(name, "input_size") or (3, 224, 224))[1:]
     return _count_named(name, None if size is None else tuple(size), **options)
+
+
+def count_augmented(name: str, size: tuple[int, int] | None, keywords: Mapping[str, Any]) -> Cost:
+    """Count a registered model that aaconv.augment has changed, without allocating its weights."""
+    check_name(name)
+    model = build(name, size)
+    _, height, width = _input_shape(model, size, None)
+    try:
+        model, _ = augment(model, (height, width), **keywords)
+    except TypeError as error:
+        raise ValueError(str(error)) from None
+    return count(model, (height, width), name=f"{name}, augmented")
 
 
 @functools.cache

@@ -1,8 +1,12 @@
 """Costs on a terminal: `aaconv cost` and `aaconv models`."""
 
+from __future__ import annotations
+
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -10,16 +14,29 @@ from ..utils.terminal import console, new_table, readable_bytes
 from .known import cost_of, known_models, pretrained
 from .totals import Cost, Totals
 
+if TYPE_CHECKING:
+    from torch import nn
 
-def print_cost(name: str, size: tuple[int, int] | None = None, *, layers: bool = False, as_json: bool = False) -> None:
-    """Print what the registered model `name` costs on one image, with its layers if asked for."""
-    cost = _with_layers(name, size) if layers else cost_of(name, size)
+
+def print_cost(
+    model: str | nn.Module,
+    size: tuple[int, int] | None = None,
+    *,
+    augment: Mapping[str, Any] | None = None,
+    layers: bool = False,
+    as_json: bool = False,
+) -> None:
+    """Print what a registered model, or one in hand, costs on one image, with its layers if asked for.
+
+    augment: the keywords of aaconv.augment, which changes a registered model before it is counted.
+    """
+    cost = _counted(model, size, augment) if layers or augment or not isinstance(model, str) else cost_of(model, size)
     if as_json:
         extra = {key: [asdict(row) for row in getattr(cost, key)] for key in ("layers", "attention")} if layers else {}
         print(json.dumps(cost.summary() | extra, indent=2))
         return
     output = console()
-    if isinstance(cost, Cost):
+    if isinstance(cost, Cost) and layers:
         output.print(_layer_table(cost))
     if cost.attention:
         output.print(_attention_table(cost))
@@ -33,10 +50,12 @@ def print_cost(name: str, size: tuple[int, int] | None = None, *, layers: bool =
         output.print(f"  maps        {maps:>15}  in all, bfloat16; {most} the largest layer")
 
 
-def _with_layers(name: str, size: tuple[int, int] | None) -> Cost:
-    from .counting import count_named
+def _counted(model: str | nn.Module, size: tuple[int, int] | None, augment: Mapping[str, Any] | None) -> Cost:
+    from .counting import count, count_augmented, count_named
 
-    return count_named(name, size)
+    if not isinstance(model, str):
+        return count(model, size)
+    return count_named(model, size) if augment is None else count_augmented(model, size, augment)
 
 
 def print_models(pattern: str = "*", *, as_json: bool = False) -> None:

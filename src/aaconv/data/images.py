@@ -111,7 +111,8 @@ def decode_stored(file: BinaryIO) -> Tensor:
 
 def open_regular(path: str | Path) -> BinaryIO:
     """A regular file, opened to be read; anything else is refused without waiting for it."""
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a FIFO would wait for a writer
+    # A FIFO would wait for a writer; Windows has none, but would change the ends of lines.
+    handle = os.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0))
     if not stat.S_ISREG(os.fstat(handle).st_mode):
         os.close(handle)
         raise _Refused("a folder, not an image" if Path(path).is_dir() else "not a regular file")
@@ -168,10 +169,10 @@ def _eight_bits(image: Image.Image) -> Image.Image:
     return Image.fromarray(values.round().astype(np.uint8))
 
 
-def find_images(places: Iterable[str | Path]) -> list[Path]:
+def find_images(places: str | Path | Iterable[str | Path]) -> list[Path]:
     """The files that are meant: a file itself, all images below a folder, what fits a pattern; each once."""
     found: dict[Path, None] = {}
-    for place in map(str, places):
+    for place in map(str, [places] if isinstance(places, str | Path) else places):
         if Path(place).is_dir():
             below = sorted(walk_images(Path(place)))
             if not below:

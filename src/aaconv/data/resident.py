@@ -4,7 +4,6 @@ One epoch then costs a gather and a few kernels per step, whatever the files wer
 """
 
 import math
-import os
 from collections.abc import Iterator
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torchvision.transforms import v2
 
+from ..utils.memory import machine_bytes
 from ..utils.terminal import readable_bytes
 from .base_loader import Loader, mix, to_device
 from .datasets import ArrayDataset, Dataset
@@ -70,18 +70,16 @@ def check_memory(number: int, side: int, device: torch.device) -> None:
     needed = 3 * side**2 * number
     for where in {torch.device("cpu"), device}:
         there = free_memory(where)
-        if needed > there:
+        if there is not None and needed > there:
             raise ValueError(
                 f"{number:,} images of {side} x {side} pixels take {readable_bytes(needed)}, {where} has "
                 f"{readable_bytes(there)}; --no-in-memory reads them from the disk, --size and --train-limit take less"
             )
 
 
-def free_memory(device: torch.device) -> int:
-    """Bytes: of a GPU what nobody has taken, of the machine all of it."""
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def free_memory(device: torch.device) -> int | None:
+    """Bytes: of a GPU what nobody has taken, of the machine all of it; None where that is not known."""
+    return torch.cuda.mem_get_info(device)[0] if device.type == "cuda" else machine_bytes()
 
 
 class InceptionLoader(Loader):

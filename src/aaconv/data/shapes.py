@@ -20,7 +20,6 @@ The boxes and kinds of the objects come with the images, for detection. Mirrorin
 cut an object off.
 """
 
-import os
 import re
 from typing import NamedTuple
 
@@ -28,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ..utils.memory import machine_bytes
 from ..utils.terminal import readable_bytes
 
 CLASSES = ("different colours", "same colour")
@@ -84,8 +84,8 @@ def draw(number: int, size: int = 32, *, seed: int = 0, distance: int | None = N
 def _check_memory(number: int, size: int) -> None:
     """A ValueError where this machine could not hold the images: all as bytes, and of a chunk three times as much."""
     needed = 3 * size**2 * (number + 3 * _CHUNK)
-    there = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    if needed > there:
+    there = machine_bytes()
+    if there is not None and needed > there:
         raise ValueError(
             f"{number:,} shapes of {size} x {size} pixels take {readable_bytes(needed)}, this machine has "
             f"{readable_bytes(there)}; draw smaller ones (--size) or fewer (--train-limit, --eval-limit)"

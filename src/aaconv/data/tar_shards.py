@@ -53,7 +53,7 @@ class TarShards(Reader):
                     f"{most:,}; {listed} may name more classes, one per line"
                 )
             return [str(label) for label in range(largest.label + 1)]
-        names = listed.read_text().split("\n")
+        names = listed.read_text(encoding="utf-8").split("\n")
         names = [name.strip() for name in names if name.strip()]
         if len(names) <= largest.label or len(set(names)) < len(names):
             wanted = _short(largest.label + 1)

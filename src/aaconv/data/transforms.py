@@ -17,6 +17,9 @@ AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """Of the part of an image that Inception's augmentation takes: its share of the image, and width over height."""
 BRIGHTNESS, CONTRAST, SATURATION, HUE = 32 / 255, 0.5, 0.5, 0.2
 """How far Inception's augmentation changes the light: factors up to 1 +- these, of the hue parts of a turn."""
+INTERPOLATION = "bilinear"
+"""How images are resized; timm assumes bicubic where nothing is said."""
+INTERPOLATIONS = tuple(mode.value for mode in v2.InterpolationMode)
 LONGEST = 16
 """Times the shorter side: what is longer is cut before it is enlarged, or one row of pixels would fill all memory."""
 
@@ -48,9 +51,10 @@ def inception_train(size: int) -> v2.Transform:
     )
 
 
-def eval_transform(size: int, crop: float = EVAL_CROP) -> v2.Transform:
+def eval_transform(size: int, crop: float = EVAL_CROP, interpolation: str = INTERPOLATION) -> v2.Transform:
     """The middle size x size pixels after the shorter side was resized to size / crop."""
-    return v2.Compose([v2.Lambda(cut_ends), v2.Resize(round(size / crop), antialias=True), v2.CenterCrop(size)])
+    resize = v2.Resize(round(size / crop), v2.InterpolationMode(interpolation), antialias=True)
+    return v2.Compose([v2.Lambda(cut_ends), resize, v2.CenterCrop(size)])
 
 
 def cut_ends(image: Tensor) -> Tensor:

@@ -25,7 +25,7 @@ Scorer = Literal["faster_coco_eval", "pycocotools"]
 FILE_NAME = "detections.json"
 METRICS = ("mAP", "mAP50", "mAP75", "mAP_small", "mAP_medium", "mAP_large")
 TORCHMETRICS = dict(zip(METRICS, ("map", "map_50", "map_75", "map_small", "map_medium", "map_large"), strict=True))
-HOW_TO_SCORE = "pip install torchmetrics faster-coco-eval, or score the saved detections where they are installed"
+HOW_TO_SCORE = "pip install 'aaconv[detection]', or score the saved detections where that is installed"
 
 
 def to_results(detections: Detections, image_id: int, category_ids: tuple[int, ...]) -> list[Result]:
@@ -45,7 +45,7 @@ def to_results(detections: Detections, image_id: int, category_ids: tuple[int, .
 
 def write_results(path: str | Path, results: list[Result]) -> None:
     """A COCO result file, one detection per line."""
-    with replacing(path) as draft, draft.open("w") as file:
+    with replacing(path) as draft, draft.open("w", encoding="utf-8") as file:
         lines = (json.dumps(result, separators=(",", ":")) for result in results)
         file.write("[\n" + ",\n".join(lines) + "\n]\n")
 

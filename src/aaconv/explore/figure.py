@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 from ..utils import figures
 from ..utils.files import check_writable
 from .capture import Layer
+from .images import each_image
 from .page import COLOUR_MAP
 from .study import Picture, Study, study
 
@@ -29,7 +30,7 @@ OUTLINE = [patheffects.withStroke(linewidth=2.6, foreground="black", alpha=0.7)]
 
 def write_figure(
     source: Any,
-    images: Sequence[Any],
+    images: Any,
     path: str | Path,
     *,
     at: Sequence[tuple[float, float]] | None = None,
@@ -37,6 +38,7 @@ def write_figure(
     size: int | None = None,
     weights: str | None = None,
     pretrained: bool = False,
+    augment: Mapping[str, Any] | None = None,
 ) -> Path:
     """Draw heads by positions for one image and one layer into a .png, .pdf or .svg file.
 
@@ -45,10 +47,11 @@ def write_figure(
     """
     path = Path(path)
     figures.check_ending(path)
+    images = each_image(images)
     if len(images) != 1:
         raise ValueError(f"a figure shows one image, got {len(images)}; a page takes several")
     check_writable(path)
-    looked_at = study(source, images, layers=layers, size=size, weights=weights, pretrained=pretrained)
+    looked_at = study(source, images, layers=layers, size=size, weights=weights, pretrained=pretrained, augment=augment)
     positions = _positions(at, looked_at.size)
     sharpest = max(looked_at.layers, key=lambda layer: looked_at.pictures[0].attention[layer.name].peak)
     figures.write(lambda: draw(looked_at, sharpest, positions), path, STYLE, dpi=200)

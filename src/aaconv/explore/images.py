@@ -14,8 +14,23 @@ from PIL import Image
 from torch import Tensor
 from torchvision.transforms.v2.functional import pil_to_tensor
 
-from ..data.images import UnreadableImage, read_photograph
-from ..data.transforms import eval_transform
+from ..data.images import UnreadableImage, find_images, read_photograph
+from ..data.transforms import INTERPOLATION, eval_transform
+
+
+def each_image(images: Any) -> list[Any]:
+    """One image or several, as a list: files, folders or patterns of them, each once; PIL images, arrays, tensors."""
+    alone = isinstance(images, str | Path | Image.Image) or getattr(images, "ndim", 0) == 3
+    found: list[Any] = []
+    files: set[Path] = set()
+    for image in [images] if alone else images:
+        if isinstance(image, str | Path):
+            new = [path for path in find_images(image) if path not in files]
+            files.update(new)
+            found += new
+        else:
+            found.append(image)
+    return found
 
 
 def load_image(source: Any) -> Tensor:
@@ -47,9 +62,9 @@ def _from_file(path: Path) -> Tensor:
         raise ValueError(f"{path} cannot be read: {image.reason}") from None
 
 
-def fit(image: Tensor, size: int, crop: float) -> Tensor:
+def fit(image: Tensor, size: int, crop: float, interpolation: str = INTERPOLATION) -> Tensor:
     """The image as networks are evaluated on it, size x size; one of that size stays as it is."""
-    return image if tuple(image.shape[-2:]) == (size, size) else eval_transform(size, crop)(image)
+    return image if tuple(image.shape[-2:]) == (size, size) else eval_transform(size, crop, interpolation)(image)
 
 
 def normalise(image: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:

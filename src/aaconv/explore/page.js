@@ -220,6 +220,9 @@ function drawWords() {
 const number = (value) => String(Math.round(1e5 * value) / 1e5);
 const point = ({ x, y }) => `${number(x)},${number(y)}`;
 
+// Inside a notebook the page is a part of another, which the address belongs to.
+const hasAddress = location.protocol !== "about:";
+
 function hash() {
   const parts = { image: state.image + 1, layer: data.layers[state.layer].name, at: point(state.at) };
   if (state.pins.length) parts.pins = state.pins.map(point).join(";");
@@ -245,7 +248,7 @@ function restore() {
 let due = null;
 function change(what) {
   if (typeof state.head === "number" && state.head >= data.layers[state.layer].heads) state.head = null;
-  if (what !== "hover") history.replaceState(null, "", hash());
+  if (what !== "hover" && hasAddress) history.replaceState(null, "", hash());
   if (what === "hover") {
     due = due || requestAnimationFrame(() => { due = null; drawPosition(); });
     return;
@@ -332,6 +335,7 @@ function listen() {
   element("clear").onclick = keys.x;
   element("theme").onclick = otherTheme;
   for (const name of ["overlay", "smooth", "shared"]) element(name).onclick = () => toggle(name);
+  element("link").hidden = !hasAddress;
   element("link").onclick = async () => {
     try { await navigator.clipboard.writeText(location.href); element("link").textContent = "Copied"; }
     catch { element("link").textContent = "It is in the address bar"; }

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -42,7 +42,7 @@ class Written:
 
 def write_page(
     source: Any,
-    images: Sequence[Any],
+    images: Any,
     path: str | Path,
     *,
     names: Sequence[str] | None = None,
@@ -50,29 +50,38 @@ def write_page(
     size: int | None = None,
     weights: str | None = None,
     pretrained: bool = False,
+    augment: Mapping[str, Any] | None = None,
     largest: float = LARGEST_PAGE,
 ) -> Written:
     """Write one self-contained page that shows what a network attends to.
 
-    source: a run folder, a registered model's name, or what aaconv.load_model gives.
-    images: files, PIL images, or arrays and tensors [height, width, 3] or [3, height, width]; names: their captions.
+    source: a run folder, a registered model's name, a network in hand, or what aaconv.load_model gives.
+    images: files, folders, patterns, PIL images, or arrays and tensors [height, width, 3] or [3, height, width], one or
+        several; names: their captions.
     layers: wildcard patterns of layer names, default all. size: of the images, default the network's own.
-    weights: "last", "best" or "ema" of a run. largest: the most megabytes the page may have.
+    weights: "last", "best" or "ema" of a run. augment: of a name, the keywords of aaconv.augment, `where` among them.
+    largest: the most megabytes the page may have.
     """
     check_writable(path)
+    options = {"names": names, "layers": layers, "size": size, "weights": weights, "pretrained": pretrained}
+    text, looked_at = page_text(source, images, largest=largest, augment=augment, **options)
+    with replacing(path) as draft:
+        draft.write_text(text, encoding="utf-8")
+    return Written(Path(path), len(text.encode()), len(looked_at.layers), len(looked_at.pictures), looked_at.error)
+
+
+def page_text(source: Any, images: Any, *, largest: float = LARGEST_PAGE, **options: Any) -> tuple[str, Study]:
+    """The page's text, and what it shows; the arguments are those of `write_page`."""
 
     def look(picture: Picture, number: int) -> None:
         each = len(png(picture.pixels)) + sum(len(packed.text) for packed in picture.attention.values())
         fitting = int(largest * 1e6 / each)
         _check_size(number * each, largest, f" (about {plural(fitting, 'image')} fit)" if fitting else "")
 
-    options: dict[str, Any] = {"layers": layers, "size": size, "weights": weights, "pretrained": pretrained}
-    looked_at = study(source, images, names=names, look=look, **options)
+    looked_at = study(source, images, look=look, **options)
     text = render(looked_at)
     _check_size(len(text), largest)
-    with replacing(path) as draft:
-        draft.write_text(text, encoding="utf-8")
-    return Written(Path(path), len(text.encode()), len(looked_at.layers), len(looked_at.pictures), looked_at.error)
+    return text, looked_at
 
 
 def _check_size(letters: int, largest: float, hint: str = "") -> None:

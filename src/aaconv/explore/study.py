@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ from ..runs.load import TrainedModel, load_model, measured
 from ..utils.metrics import metric_title, telling
 from .alignment import cell_shifts
 from .capture import Layer, Packed, attention_layers, capture, has_attention
-from .images import fit, load_image, normalise
+from .images import each_image, fit, load_image, normalise
 
 TOP = 5
 LARGEST_SIZE = 2048
@@ -50,29 +50,30 @@ class Study:
 
 
 def study(
-    source: str | Path | TrainedModel,
-    images: Sequence[Any],
+    source: str | Path | nn.Module | TrainedModel,
+    images: Any,
     *,
     names: Sequence[str] | None = None,
     layers: Sequence[str] | None = None,
     size: int | None = None,
     weights: str | None = None,
     pretrained: bool = False,
+    augment: Mapping[str, Any] | None = None,
     look: Callable[[Picture, int], None] = lambda picture, images: None,
 ) -> Study:
-    """Run a run folder's network, or a registered one, on images (files, arrays, tensors, PIL images).
+    """Run a run folder's network, a registered one, or one in hand, on images (`each_image` says which).
 
+    augment: of a registered one, what aaconv.augment does to it: {"where": ..., ...}.
     look: is called with every picture as it comes, and the number of all; what it raises ends the rest.
     """
+    images = each_image(images)
     if not images:
         raise ValueError("name at least one image")
     if names is not None and len(names) != len(images):
         raise ValueError(f"names must be one per image, got {len(names)} names and {len(images)} images")
     pixels = [load_image(image) for image in images]  # a bad file is found before the network is built
-    if isinstance(source, TrainedModel):
-        loaded = source
-    else:
-        loaded = measured(load_model(source, weights=weights, pretrained=pretrained), weights)
+    loaded = measured(load_model(source, weights=weights, pretrained=pretrained, augment=augment), weights)
+    if not isinstance(source, TrainedModel):
         _accelerate_others(loaded.model)
     title = Path(loaded.source).resolve().name if loaded.recipe is not None else str(loaded.source)
     chosen = attention_layers(loaded.model, _model_name(loaded), layers)
@@ -82,7 +83,7 @@ def study(
     pictures: list[Picture] = []
     facts: list[Layer] = []
     for index, (image, original) in enumerate(zip(images, pixels, strict=True)):
-        shown = fit(original, size, loaded.crop)
+        shown = fit(original, size, loaded.crop, loaded.interpolation)
         output, facts, attention = _run(loaded, normalise(shown, loaded.mean, loaded.std), chosen)
         name = names[index] if names else _image_name(image, index)
         pictures.append(Picture(name, shown, _top(output, loaded.classes), attention))
@@ -90,8 +91,7 @@ def study(
     shifts = cell_shifts(loaded.model, normalise(shown, loaded.mean, loaded.std)[None], list(chosen))
     parts = {name: (down / size, right / size) for name, (down, right) in shifts.items()}
     facts = [replace(layer, shift=parts[layer.name]) for layer in facts]
-    trained = loaded.recipe is not None or pretrained or weights is not None
-    return Study(title, _facts(loaded, trained), trained, size, facts, pictures)
+    return Study(title, _facts(loaded), loaded.trained, size, facts, pictures)
 
 
 def _accelerate_others(model: nn.Module) -> None:
@@ -135,14 +135,16 @@ def _top(output: Any, classes: Sequence[str] | None) -> list[tuple[str, float]]:
     ]
 
 
-def _facts(loaded: TrainedModel, trained: bool) -> list[str]:
+def _facts(loaded: TrainedModel) -> list[str]:
     parameters = sum(parameter.numel() for parameter in loaded.model.parameters())
     facts = [f"{parameters:,} parameters"]
     if loaded.recipe is not None:
         data = loaded.recipe.data.rstrip("/").rpartition("/")[2]  # pages are sent around: no local folders
         facts = [loaded.recipe.model.name, f"trained on {data}", *facts]
-    elif trained:
-        facts.append("trained weights" if loaded.metrics is None else f"trained on {loaded.metrics['data']}")
+    elif loaded.metrics is not None:
+        facts.append(f"trained on {loaded.metrics['data']}")
+    elif loaded.trained:
+        facts.append("trained weights")
     metrics = telling(loaded.metrics or {})
     for name, unit in (("top1", " %"), ("mAP", "")):
         if name in metrics:

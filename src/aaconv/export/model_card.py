@@ -18,12 +18,29 @@ from ..runs.load import TrainedModel
 from ..runs.metrics import metric_rows
 
 TASKS = {"classify": "image-classification", "detect": "object-detection"}
+METRICS = {"top-1": "accuracy", "mAP": "mean_average_precision"}
+"""What the hub calls them."""
 CITATION = """@inproceedings{bello2019attention,
   title = {Attention Augmented Convolutional Networks},
   author = {Bello, Irwan and Zoph, Barret and Vaswani, Ashish and Shlens, Jonathon and Le, Quoc V.},
   booktitle = {IEEE/CVF International Conference on Computer Vision (ICCV)},
   year = {2019}
 }"""
+
+
+IMPORTS = {"classify": "", "detect": "from torchvision.transforms.v2 import functional\n"}
+CALLS = {
+    "classify": """transform = timm.data.create_transform(**timm.data.resolve_model_data_config(model))
+with torch.no_grad():
+    probabilities = model(transform(image)[None]).softmax(-1)[0]
+names = model.pretrained_cfg.get("label_names") or range(model.num_classes)
+print(names[int(probabilities.argmax())], float(probabilities.max()))""",
+    "detect": """pixels = functional.pil_to_tensor(image).float() / 255
+found = model([functional.normalize(pixels, model.pretrained_cfg["mean"], model.pretrained_cfg["std"])])[0]
+names = model.pretrained_cfg.get("label_names") or range(model.num_classes)
+for box, score, label in zip(found.boxes.tolist(), found.scores.tolist(), found.labels.tolist()):
+    print(names[label], score, box)""",
+}
 
 
 def card_text(loaded: TrainedModel, name: str) -> str:
@@ -51,7 +68,7 @@ def card_text(loaded: TrainedModel, name: str) -> str:
     }
     summary = f"{recipe.summary[:1].upper()}{recipe.summary[1:]}"
     title = f"# Model card for {escape(name.rpartition('/')[2])}"
-    head = [_front_matter(loaded.task, data), title, f"{escape(summary)}. Trained with aaconv."]
+    head = [_front_matter(loaded, data, name), title, f"{escape(summary)}. Trained with aaconv."]
     return "\n\n".join([*head, *(f"## {title}\n\n{text}" for title, text in sections.items())]) + "\n"
 
 
@@ -81,14 +98,23 @@ def escape(text: str) -> str:
     return re.sub(r"([\\`*\[\]|])", r"\\\1", html.escape(" ".join(text.split()), quote=False))
 
 
-def _front_matter(task: str, data: str) -> str:
+def _front_matter(loaded: TrainedModel, data: str, name: str) -> str:
+    task = TASKS[loaded.task]
     known: dict[str, Any] = {
-        "tags": [TASKS[task], "timm", "aaconv"],
-        "pipeline_tag": TASKS[task],
+        "tags": [task, "timm", "aaconv"],
+        "pipeline_tag": task,
         "library_name": "timm",
         "license": "apache-2.0",
         "datasets": [data.lower()],
     }
+    metrics = [
+        {"type": METRICS.get(title, title), "name": f"{title} (%)", "value": round(ours, 4)}
+        for title, ours, _ in metric_rows(loaded.run_recipe, loaded.metrics or {})
+        if ours is not None
+    ]
+    if metrics:  # as the hub reads evaluation results
+        result = {"task": {"type": task}, "dataset": {"name": data, "type": data.lower()}, "metrics": metrics}
+        known["model-index"] = [{"name": name.rpartition("/")[2], "results": [result]}]
     return f"---\n{yaml.safe_dump(known, sort_keys=False, allow_unicode=True)}---"
 
 
@@ -99,12 +125,14 @@ def _code(language: str, text: str) -> str:
 
 
 def _usage(where: str, task: str) -> str:
-    call = "detections = model([image])[0]" if task == "detect" else "logits = model(images)"
     return f"""import aaconv  # registers the network with timm
 import timm
-
+import torch
+from PIL import Image
+{IMPORTS[task]}
 model = timm.create_model({json.dumps(where, ensure_ascii=False)}, pretrained=True).eval()
-{call}  # normalised as config.json says"""
+image = Image.new("RGB", (640, 480))  # or Image.open("photo.jpg").convert("RGB")
+{CALLS[task]}"""
 
 
 def _metrics_text(loaded: TrainedModel) -> str:

@@ -1,20 +1,22 @@
 """Networks as files that other programs run: ONNX, or torch.export's own .pt2: `aaconv export`.
 
 The file is run before it takes its name, by onnxruntime or torch, on random images of two sizes and two batch sizes,
-and its outputs are compared with the network's. One that is too far off is not kept.
+and its outputs are compared with the network's. One that is too far off is not kept. It also holds what it takes to use
+it, names of classes among it (`about`): as metadata of ONNX, or as an extra file of .pt2.
 """
 
 from __future__ import annotations
 
 import importlib.util
 import io
+import json
 import logging
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -29,6 +31,7 @@ from ..detection.postprocess import PostprocessSettings, best_of_level
 from ..layers.aaconv import AAConvNd
 from ..runs.load import TrainedModel, load_model
 from ..utils.files import check_writable, replacing
+from .about import EXTRA_FILE, about, as_texts
 
 TOLERANCE = 1e-4
 """The largest difference between an output of the file and of the network, as a part of the largest output."""
@@ -52,7 +55,7 @@ class Check:
 
 
 def export(
-    source: str | Path | TrainedModel,
+    source: str | Path | nn.Module | TrainedModel,
     path: str | Path,
     *,
     size: int | None = None,
@@ -61,10 +64,12 @@ def export(
     fixed: bool = False,
     weights: str | None = None,
     pretrained: bool = False,
+    augment: Mapping[str, Any] | None = None,
     say: Callable[[str], None] = print,
 ) -> list[Check]:
-    """Write a run's network, or a registered one, to a .onnx or .pt2 file that takes normalised images.
+    """Write a run's network, a registered one, or one in hand, to a .onnx or .pt2 file that takes normalised images.
 
+    augment: of a registered one, the keywords of aaconv.augment, which changes it before.
     The batch is free, and height and width are where the network allows it (`fixed`: they are not). A detector gives
     boxes, scores and labels of one image of `size`, or, `raw`, logits and box codes of every anchor of a batch.
     """
@@ -76,7 +81,7 @@ def export(
     elif opset is not None:
         raise ValueError("opset belongs to .onnx files; leave it out for .pt2")
     check_writable(path)
-    loaded = source if isinstance(source, TrainedModel) else load_model(source, weights=weights, pretrained=pretrained)
+    loaded = load_model(source, weights=weights, pretrained=pretrained, augment=augment)
     size = size or loaded.size
     subject = _subject(loaded, size, raw)
     with replacing(path) as draft, _torch_alone(subject.module):
@@ -84,9 +89,10 @@ def export(
         if not subject.batched and not any(check.objects for check in checks):
             _check_scores(loaded.model, path.suffix, size, opset or OPSET, say)
         megabytes = draft.stat().st_size / 1e6
+    why = "" if subject.batched else ": images differ in their number of objects, raw takes batches"
     say(
         f"wrote {path}: {megabytes:.1f} MB, {INPUT} [{'batch' if free.batch else 1}, 3, {size}, {size}] -> "
-        f"{', '.join(subject.outputs)}; free: {free}"
+        f"{', '.join(subject.outputs)}; free: {free}{why}"
     )
     return checks
 
@@ -105,7 +111,7 @@ def _write(
         say("translating to ONNX, which takes minutes for a large network")
         run = _write_onnx(program, subject, path, opset)
     else:
-        run = _write_program(program, path)
+        run = _write_program(program, subject, path)
     say("running the file beside the network")
     try:
         return free, _compare(run, subject, size, free, say)
@@ -132,11 +138,12 @@ def _check_scores(model: nn.Module, suffix: str, size: int, opset: int, say: Cal
 
 @dataclass(frozen=True)
 class Subject:
-    """What is exported: a module of one batch of images, and what its outputs are called."""
+    """What is exported: a module of one batch of images, what its outputs are called, and what the file says of it."""
 
     module: nn.Module
     outputs: tuple[str, ...]
     batched: bool = True
+    facts: dict[str, Any] = field(default_factory=dict)
 
     def __call__(self, images: Tensor) -> Sequence[Tensor]:
         with torch.no_grad():
@@ -203,10 +210,10 @@ def _subject(loaded: TrainedModel, size: int, raw: bool) -> Subject:
     if raw and not detects:
         raise ValueError(f"{loaded.source} does not detect, its outputs are raw already; leave out raw")
     if not detects:
-        return Subject(loaded.model, ("logits",))
-    if raw:
-        return Subject(loaded.model, ("logits", "box_codes"))
-    return Subject(Detector(loaded.model, size).eval(), ("boxes", "scores", "labels"), batched=False)
+        return Subject(loaded.model, ("logits",), facts=about(loaded, size, ("logits",)))
+    outputs = ("logits", "box_codes") if raw else ("boxes", "scores", "labels")
+    module = loaded.model if raw else Detector(loaded.model, size).eval()
+    return Subject(module, outputs, batched=raw, facts=about(loaded, size, outputs))
 
 
 def _need_packages() -> None:
@@ -270,9 +277,9 @@ def _without_traces(program: ExportedProgram) -> ExportedProgram:
     return program
 
 
-def _write_program(program: ExportedProgram, path: Path) -> Run:
+def _write_program(program: ExportedProgram, subject: Subject, path: Path) -> Run:
     buffer = io.BytesIO()  # on a full disk torch's own writer ends the process
-    torch.export.save(program, buffer)
+    torch.export.save(program, buffer, extra_files={EXTRA_FILE: json.dumps(subject.facts, indent=2)})
     path.write_bytes(buffer.getbuffer())
     module = torch.export.load(path).module()
 
@@ -301,6 +308,8 @@ def _write_onnx(program: ExportedProgram, subject: Subject, path: Path, opset: i
     if version != opset:
         raise ValueError(f"torch writes this network with operators of version {version}, not {opset}; leave out opset")
     _name_sizes(model.graph)
+    for name, text in as_texts(subject.facts).items():
+        model.metadata_props.add(key=name, value=text)
     onnx.save(model, str(path))
     try:
         session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])

@@ -6,11 +6,12 @@
     F_in   in_channels        F_out  out_channels      r^H r^W  rel_h, rel_w      upsilon  value_ratio = d_v / F_out
 """
 
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+from typing_extensions import Self
 
 from ..attention import known_backend
 from .added import add_gated, take_original_keys

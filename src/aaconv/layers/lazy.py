@@ -40,7 +40,8 @@ class LazyTables(LazyModuleMixin):
             self.materialize_tables(self.table_size(input))  # type: ignore[attr-defined]
 
     def __reduce_ex__(self, protocol: Any) -> tuple[Any, ...]:
-        return _unpickled, (self.cls_to_become,), self.__getstate__()
+        state = getattr(self, "__getstate__", lambda: self.__dict__)  # Python 3.10 gives it to no object
+        return _unpickled, (self.cls_to_become,), state()
 
 
 @cache

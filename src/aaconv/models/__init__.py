@@ -7,6 +7,7 @@ and aa the detectors retinanet_resnet50, 101 and the demo's small. Keywords reac
 Besides there is `augmented`: any other network, with attention put into it.
 """
 
+import fnmatch
 from difflib import get_close_matches
 from typing import Any
 
@@ -38,16 +39,15 @@ LOADS_WEIGHTS = ("pretrained", "checkpoint_path", "pretrained_backbone")
 
 
 def list_models(pattern: str = "*") -> list[str]:
-    """Our names that fit the wildcard pattern, family by family.
+    """Our names that fit the wildcard pattern, family by family; timm.list_models() leaves out the detectors.
 
     >>> list_models("aa_wrn*")
     ['aa_wrn16_4', 'aa_wrn28_2', 'aa_wrn28_10', 'aa_wrn40_2']
     """
-    return [
-        name
-        for family in (aa_resnet, aa_wide_resnet, aa_mnasnet, aa_retinanet, aa_small)
-        for name in timm.list_models(pattern, module=_last(family))
-    ]
+    families = [timm.list_models(module=_last(family)) for family in (aa_resnet, aa_wide_resnet, aa_mnasnet, aa_small)]
+    detectors = sorted(aa_retinanet.default_cfgs, key=lambda name: name.partition("_")[0])
+    families.insert(3, detectors)
+    return [name for family in families for name in fnmatch.filter(family, pattern)]
 
 
 def create_model(name: str, **options: Any) -> nn.Module:

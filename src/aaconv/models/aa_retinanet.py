@@ -15,13 +15,14 @@ import timm
 import torch
 import torch.nn.functional as F
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelP6P7
 
 from ..detection import AnchorSettings, Detections, PostprocessSettings, make_anchors, postprocess
 from .family import create, image_size
+from .timm_seam import register_unlisted
 
 __all__ = ["RetinaNet", "retinanet"]
 
@@ -241,55 +242,55 @@ def _create(name: str, pretrained: bool, options: dict[str, Any], backbone: str,
     return create(RetinaNet, name, pretrained, options, {"backbone": backbone, "img_size": 640, **settings})
 
 
-@register_model
+@register_unlisted
 def plain_retinanet_resnet18(pretrained: bool = False, **options: Any) -> RetinaNet:
     """RetinaNet on ResNet-18, plain."""
     return _create("plain_retinanet_resnet18", pretrained, options, "plain_resnet18")
 
 
-@register_model
+@register_unlisted
 def plain_retinanet_resnet50(pretrained: bool = False, **options: Any) -> RetinaNet:
     """RetinaNet on ResNet-50, plain."""
     return _create("plain_retinanet_resnet50", pretrained, options, "plain_resnet50")
 
 
-@register_model
+@register_unlisted
 def plain_retinanet_resnet101(pretrained: bool = False, **options: Any) -> RetinaNet:
     """RetinaNet on ResNet-101, plain."""
     return _create("plain_retinanet_resnet101", pretrained, options, "plain_resnet101")
 
 
-@register_model
+@register_unlisted
 def se_retinanet_resnet18(pretrained: bool = False, **options: Any) -> RetinaNet:
     """RetinaNet on ResNet-18, with SE."""
     return _create("se_retinanet_resnet18", pretrained, options, "se_resnet18")
 
 
-@register_model
+@register_unlisted
 def se_retinanet_resnet50(pretrained: bool = False, **options: Any) -> RetinaNet:
     """RetinaNet on ResNet-50, with SE."""
     return _create("se_retinanet_resnet50", pretrained, options, "se_resnet50")
 
 
-@register_model
+@register_unlisted
 def se_retinanet_resnet101(pretrained: bool = False, **options: Any) -> RetinaNet:
     """RetinaNet on ResNet-101, with SE."""
     return _create("se_retinanet_resnet101", pretrained, options, "se_resnet101")
 
 
-@register_model
+@register_unlisted
 def aa_retinanet_resnet18(pretrained: bool = False, **options: Any) -> RetinaNet:
     """RetinaNet on ResNet-18, attention augmented."""
     return _create("aa_retinanet_resnet18", pretrained, options, "aa_resnet18", **_augmented("conv1"))
 
 
-@register_model
+@register_unlisted
 def aa_retinanet_resnet50(pretrained: bool = False, **options: Any) -> RetinaNet:
     """RetinaNet on ResNet-50, attention augmented."""
     return _create("aa_retinanet_resnet50", pretrained, options, "aa_resnet50", **_augmented("conv2"))
 
 
-@register_model
+@register_unlisted
 def aa_retinanet_resnet101(pretrained: bool = False, **options: Any) -> RetinaNet:
     """RetinaNet on ResNet-101, attention augmented."""
     return _create("aa_retinanet_resnet101", pretrained, options, "aa_resnet101", **_augmented("conv2"))

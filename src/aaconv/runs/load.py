@@ -1,5 +1,7 @@
 """A trained network, from a run folder or by its registered name."""
 
+import copy
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -8,11 +10,13 @@ from typing import Any
 import timm
 import torch
 from safetensors import SafetensorError
-from timm.data import ImageNetInfo
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, ImageNetInfo
 from torch import nn
 
 from .. import recipes
-from ..data.transforms import EVAL_CROP
+from ..data.transforms import EVAL_CROP, INTERPOLATION
+from ..layers.augment import augment as augment_in_place
+from ..layers.dry_run import uncompiled
 from ..models import check_pretrained, create_model
 from ..models.weights import facts_of as facts_of_weights
 from ..recipes.recipe import Recipe
@@ -52,6 +56,44 @@ class TrainedModel:
     """Which the weights were read from; None: they are a name's own, or fresh."""
     crop: float = EVAL_CROP
     """The part of an image's shorter side that the network is evaluated on."""
+    interpolation: str = INTERPOLATION
+    """How images are resized before that."""
+    trained: bool = False
+    """Without training, what a network attends to says nothing about learning."""
+
+    @classmethod
+    def of(
+        cls,
+        model: nn.Module,
+        *,
+        classes: Sequence[str] | None = None,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
+        size: int | None = None,
+        name: str | None = None,
+        device: torch.device | str = "cpu",
+    ) -> "TrainedModel":
+        """A network in hand, copied: the model itself keeps its mode and device.
+
+        What is left out is what timm knows of its networks (pretrained_cfg), or else as for ImageNet; names of classes
+        only where the weights are timm's own.
+        """
+        model = uncompiled(model)
+        known = getattr(model, "pretrained_cfg", None) or {}
+        return cls(
+            model=copy.deepcopy(model).to(device).eval(),
+            recipe=None,
+            classes=None if classes is None else tuple(classes),
+            mean=tuple(mean or known.get("mean") or IMAGENET_DEFAULT_MEAN),
+            std=tuple(std or known.get("std") or IMAGENET_DEFAULT_STD),
+            size=size or (known.get("input_size") or (3, 224, 224))[-1],
+            task="detect" if hasattr(model, "detect") else "classify",
+            source=name or known.get("architecture") or type(model).__name__,
+            metrics=None,
+            crop=known.get("crop_pct") or EVAL_CROP,
+            interpolation=known.get("interpolation") or INTERPOLATION,
+            trained=True,
+        )
 
     @property
     def run_recipe(self) -> Recipe:
@@ -61,27 +103,33 @@ class TrainedModel:
 
 
 def load_model(
-    source: str | Path,
+    source: str | Path | nn.Module | TrainedModel,
     *,
     weights: str | Path | None = None,
     pretrained: bool = False,
     options: dict[str, Any] | None = None,
     num_classes: int | None = None,
+    augment: Mapping[str, Any] | None = None,
     device: torch.device | str = "cpu",
 ) -> TrainedModel:
     """The network of a run folder, of a folder that save_model wrote, or one by its registered name, which hf-hub:
-    before owner/name makes one on the hub.
+    before owner/name makes one on the hub; or one in hand (`TrainedModel.of` says more of it).
 
     weights      of a run: last, best or ema; by default ema where there is one, else last. Or a file, of tensors only
     pretrained   of a name: with its own weights, ours or timm's
     options, num_classes   of a name: what it is built with
+    augment      of a name: what aaconv.augment does to it, `where` and its other keywords
 
     >>> trained = load_model("aa_wrn16_4", pretrained=True)
     >>> trained.task, trained.size, trained.classes[:3]
     ('classify', 32, ('apple', 'aquarium_fish', 'baby'))
     """
+    if isinstance(source, TrainedModel | nn.Module):
+        if weights or options or num_classes or pretrained or augment:
+            raise ValueError("a network in hand is taken as it is: load weights and augment it before")
+        return source if isinstance(source, TrainedModel) else TrainedModel.of(source, device=device)
     if is_run(source):
-        if options or num_classes or pretrained:
+        if options or num_classes or pretrained or augment:
             raise ValueError(f"{source} is a run, its network is built as it was trained: leave out model options")
         return _load_run(Path(source), weights, device)
     if (Path(source) / CONFIG).is_file():
@@ -90,7 +138,7 @@ def load_model(
         check_run(source, "and models have no slash in their names")
     name = str(source)
     pretrained = pretrained or (weights is None and name.startswith(("local-dir:", "hf-hub:")))
-    return _load_named(name, weights, pretrained, options or {}, num_classes, device)
+    return _load_named(name, weights, pretrained, options or {}, num_classes, augment, device)
 
 
 def _load_run(run: Path, weights: str | Path | None, device: torch.device | str) -> TrainedModel:
@@ -118,6 +166,8 @@ def _load_run(run: Path, weights: str | Path | None, device: torch.device | str)
         metrics=metrics,
         file=file,
         crop=config["pretrained_cfg"].get("crop_pct") or EVAL_CROP,
+        interpolation=config["pretrained_cfg"].get("interpolation") or INTERPOLATION,
+        trained=True,
     )
 
 
@@ -127,6 +177,7 @@ def _load_named(
     pretrained: bool,
     options: dict[str, Any],
     num_classes: int | None,
+    augment: Mapping[str, Any] | None,
     device: torch.device | str,
 ) -> TrainedModel:
     if pretrained:
@@ -140,25 +191,38 @@ def _load_named(
         raise ValueError(f"the weights of {name} are damaged: {error}; reinstall or download them again") from None
     except RuntimeError as error:
         raise ValueError(_why_not_built(name, options, str(error))) from None
+    known: Any = model.pretrained_cfg
+    size = options.get("img_size", known["input_size"][-1])
+    if augment is not None:
+        model = _augmented(model, size, augment)
     if weights is not None:
         if weights in WEIGHTS:
             raise ValueError(f"weights {weights!r} belong to a run folder; of a model name a file of weights")
         fill(model, Path(weights))
-    known: Any = model.pretrained_cfg
     own_head = pretrained and num_classes is None
+    whole = own_head and augment is None
     return TrainedModel(
         model=model.to(device).eval(),
         recipe=None,
         classes=_class_names(known) if own_head else None,
         mean=tuple(known["mean"]),
         std=tuple(known["std"]),
-        size=options.get("img_size", known["input_size"][-1]),
+        size=size,
         task="classify",
         source=name,
-        metrics=facts_of_weights(known) if own_head and weights is None else None,
+        metrics=facts_of_weights(known) if whole and weights is None else None,
         file=None if weights is None else Path(weights),
         crop=known.get("crop_pct") or EVAL_CROP,
+        interpolation=known.get("interpolation") or INTERPOLATION,
+        trained=weights is not None or (pretrained and augment is None),
     )
+
+
+def _augmented(model: nn.Module, size: int, keywords: Mapping[str, Any]) -> nn.Module:
+    try:
+        return augment_in_place(model, size, **keywords)[0]
+    except TypeError as error:
+        raise ValueError(str(error)) from None
 
 
 def _why_not_built(name: str, options: dict[str, Any], reason: str) -> str:

@@ -1,12 +1,8 @@
 """`aaconv record`: what is worth keeping of a finished run, small, in a file of its own below `results/`."""
 
-import fcntl
 import hashlib
 import json
-import os
 import re
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +10,7 @@ from .. import recipes
 from ..recipes import diff
 from ..recipes.recipe import Recipe
 from ..utils.json_file import read_json
+from ..utils.locks import alone_in
 from . import results
 from .run_folder import (
     RECIPE,
@@ -46,7 +43,7 @@ def record_result(run: str | Path, folder: str | Path = results.RESULTS) -> Path
     path = Path(folder) / record["dataset"] / _file_name(record, recipe)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with _alone_in(path.parent):
+        with alone_in(path.parent):  # from the look for a record to its writing
             # As texts: of a run that diverged, a NaN is the same NaN.
             if path.exists() and json.dumps(read_json(path), sort_keys=True) != json.dumps(record, sort_keys=True):
                 raise ValueError(f"{path} is there already, of another run; move it away first")
@@ -56,19 +53,6 @@ def record_result(run: str | Path, folder: str | Path = results.RESULTS) -> Path
         reason, way_out = error.strerror or error, f"keep it elsewhere: aaconv record {run} --results FOLDER"
         raise ValueError(f"{path} cannot be written: {reason}; {way_out}") from error
     return path
-
-
-@contextmanager
-def _alone_in(folder: Path) -> Iterator[None]:
-    """One process at a time: between the look for a record and its writing nobody else writes. Not where the disk has
-    no locks."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        with suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _summary_of(run: Path) -> dict[str, Any]:

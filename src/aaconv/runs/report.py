@@ -14,6 +14,8 @@ from tempfile import TemporaryDirectory
 from typing import Any
 from urllib.parse import quote
 
+from torch import nn
+
 from .. import recipes
 from ..cost.counting import count
 from ..cost.totals import Cost
@@ -24,6 +26,7 @@ from ..utils.files import check_writable, replacing, resolved
 from ..utils.html import base_style, fill, read
 from ..utils.terminal import plural, readable_bytes
 from . import curves
+from .load import TrainedModel
 from .metrics import metric_rows
 from .run_folder import (
     CONFIG,
@@ -48,6 +51,14 @@ MOST_CURVES = 40
 
 
 @dataclass(frozen=True)
+class Network:
+    """One in hand: of what a report shows it has the cost alone."""
+
+    name: str
+    cost: Cost
+
+
+@dataclass(frozen=True)
 class Run:
     """A run folder, read."""
 
@@ -63,17 +74,28 @@ class Run:
     speed: list[dict[str, Any]]
 
 
-def write_report(runs: Sequence[str | Path], path: str | Path, *, explorer: str | Path | None = None) -> Path:
-    """Write a self-contained page about runs, in the look of the explorer; `explorer` is a page to link to."""
+def write_report(
+    runs: str | Path | nn.Module | TrainedModel | Sequence[str | Path | nn.Module | TrainedModel],
+    path: str | Path,
+    *,
+    explorer: str | Path | None = None,
+) -> Path:
+    """Write a self-contained page about runs, in the look of the explorer; `explorer` is a page to link to.
+
+    Of networks in hand among them it shows what they cost.
+    """
     path = Path(path)
     check_writable(path)
     if explorer is not None and not Path(explorer).is_file():
         raise FileNotFoundError(f"there is no page {explorer} to link to; aaconv explore writes one")
+    given = [runs] if isinstance(runs, str | Path | nn.Module | TrainedModel) else runs
     counted: dict[str, Cost] = {}
-    found = [_read(run, name, counted) for run, name in curves.places(runs).items()]
-    if not found:
+    folders = [run for run in given if isinstance(run, str | Path)]
+    found = [_read(run, name, counted) for run, name in curves.places(folders).items()]
+    networks = [_count(one) for one in given if not isinstance(one, str | Path)]
+    if not found and not networks:
         raise ValueError("name at least one run folder")
-    text = render(found, None if explorer is None else _relative(Path(explorer), path))
+    text = render(found, None if explorer is None else _relative(Path(explorer), path), networks)
     with replacing(path) as draft:
         draft.write_text(text, encoding="utf-8")
     return path
@@ -96,30 +118,41 @@ def _read(path: Path, name: str, counted: dict[str, Cost]) -> Run:
         return Run(path, name, recipe, summary, counted[network], known, metrics, read_speed(path))
 
 
+def _count(model: nn.Module | TrainedModel) -> Network:
+    if isinstance(model, TrainedModel):
+        return Network(model.source, count(model.model, (model.size, model.size), name=model.source))
+    cost = count(model)
+    return Network(cost.model, cost)
+
+
 def _relative(page: Path, report: Path) -> str:
     """The way from the report's folder to the page, as a link."""
     return quote(Path(os.path.relpath(resolved(page), resolved(report).parent)).as_posix())
 
 
-def render(runs: Sequence[Run], explorer: str | None = None) -> str:
+def render(runs: Sequence[Run], explorer: str | None = None, networks: Sequence[Network] = ()) -> str:
     """The page's text."""
-    names = " and ".join(run.name for run in runs) if len(runs) < 3 else f"{len(runs)} runs"
-    sections = [
-        _section("Results", _compared(runs, _results(runs))),
-        _section("Curves", _curves(runs)),
-        _section("Cost", _compared(runs, _cost(runs)) + _branches(runs)),
-        _section("Recipes", _recipes(runs)),
-        _section("Environment", _compared(runs, _environment(runs), "words")),
-    ]
+    shown: list[Run | Network] = [*runs, *networks]
+    names = " and ".join(one.name for one in shown) if len(shown) < 3 else f"{len(shown)} runs"
+    sections = {"Cost": _compared(shown, _cost(shown)) + _branches(shown)}
+    if runs:
+        sections = {
+            "Results": _compared(runs, _results(runs)),
+            "Curves": _curves(runs),
+            **sections,
+            "Recipes": _recipes(runs),
+            "Environment": _compared(runs, _environment(runs), "words"),
+        }
     if explorer:
         link = f'<p><a href="{html.escape(explorer, quote=True)}">What it attends to: the explorer</a></p>'
-        sections.insert(1, _section("Attention", link))
+        first, *others = sections.items()
+        sections = dict([first, ("Attention", link), *others])
     return fill(
         read(__package__, "report.html"),
         title=html.escape(names),
         summary=html.escape("; ".join(dict.fromkeys(run.recipe.summary for run in runs))),
         style=base_style() + read(__package__, "report.css"),
-        sections="\n".join(sections),
+        sections="\n".join(_section(title, body) for title, body in sections.items()),
     )
 
 
@@ -137,7 +170,7 @@ def _table(head: Sequence[str], rows: Sequence[Sequence[str]], kind: str = "numb
     return f'<div class="scroll"><table class="{kind}"><thead><tr>{top}</tr></thead><tbody>{body}</tbody></table></div>'
 
 
-def _compared(runs: Sequence[Run], rows: Sequence[Sequence[str]], kind: str = "numbers") -> str:
+def _compared(runs: Sequence[Run | Network], rows: Sequence[Sequence[str]], kind: str = "numbers") -> str:
     """The values of the runs, a row each as [name, value of each run]: side by side, or of many one below the other."""
     table = [["", *(run.name for run in runs)], *rows]
     head, *body = table if len(runs) <= MANY else zip(*table, strict=True)
@@ -167,7 +200,7 @@ def _metrics(run: Run) -> list[tuple[str, float | None, float | None]]:
     return metric_rows(run.recipe, run.summary or last)
 
 
-def _cost(runs: Sequence[Run]) -> list[list[str]]:
+def _cost(runs: Sequence[Run | Network]) -> list[list[str]]:
     return [
         ["parameters", *(f"{run.cost.params:,}" for run in runs)],
         ["GFLOPs, as the paper counts", *(f"{run.cost.gflops:.4g}" for run in runs)],
@@ -180,9 +213,9 @@ def _cost(runs: Sequence[Run]) -> list[list[str]]:
     ]
 
 
-def _branches(runs: Sequence[Run]) -> str:
+def _branches(runs: Sequence[Run | Network]) -> str:
     """The attention of each network, layer by layer; once for runs of the same network."""
-    alike: dict[int, list[Run]] = {}
+    alike: dict[int, list[Run | Network]] = {}
     for run in runs:
         alike.setdefault(id(run.cost), []).append(run)
     tables = []

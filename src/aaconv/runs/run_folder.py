@@ -144,7 +144,7 @@ def write_rows(path: Path, rows: list[Row], columns: list[str]) -> None:
     """A CSV file, whole; numbers are written so that reading gives the same again."""
     if odd := {name for row in rows for name in row} - set(columns):
         raise ValueError(f"{path} has no column {min(odd)[:40]!r}, which a row has")
-    with replacing(path) as draft, draft.open("w", newline="") as file:
+    with replacing(path) as draft, draft.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, columns, restval="", lineterminator="\n")
         writer.writeheader()
         writer.writerows({name: "" if value is None else value for name, value in row.items()} for row in rows)
@@ -152,7 +152,7 @@ def write_rows(path: Path, rows: list[Row], columns: list[str]) -> None:
 
 def write_json(path: Path, content: Any) -> None:
     with replacing(path) as draft:
-        draft.write_text(json.dumps(content, indent=2) + "\n")
+        draft.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
 def write_weights(path: Path, tensors: Tensors) -> None:
@@ -218,7 +218,7 @@ def read_rows(path: Path) -> list[Row]:
     """The rows of a CSV file of numbers; a ValueError names the file that is damaged or not there."""
     rows = []
     try:
-        with path.open(newline="") as file:
+        with path.open(newline="", encoding="utf-8") as file:
             reader = csv.DictReader(file)
             for row in reader:
                 # csv puts what is too much under None, and None for what is missing.

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from ..data.transforms import INTERPOLATION, INTERPOLATIONS
 from ..recipes.recipe import LARGEST_SIZE
 from ..tasks.task import DataInfo
 from ..utils.metrics import TITLES
@@ -96,6 +97,9 @@ def data_info_of(config: dict[str, Any], name: str | Path) -> DataInfo:
     crop = known.get("crop_pct")
     if crop is not None and (not is_number(crop) or not 0.01 <= crop <= 1):
         raise ValueError(f"{name} is not what a run writes: 'crop_pct' must be 0.01 to 1")
+    interpolation = known.get("interpolation") or INTERPOLATION
+    if interpolation not in INTERPOLATIONS:
+        raise ValueError(f"{name} is not what a run writes: 'interpolation' must be one of {', '.join(INTERPOLATIONS)}")
     return DataInfo(tuple(classes), tuple(known["mean"]), tuple(known["std"]), size[-1])
 
 

@@ -1,10 +1,11 @@
 """The images of a recipe: opened, limited, and some held out of training."""
 
 from dataclasses import replace
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+from typing_extensions import Self
 
 from ..data import ArrayDataset, Dataset, open_dataset
 from ..recipes.recipe import Recipe

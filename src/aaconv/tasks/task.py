@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from ..data.transforms import INTERPOLATION
 from ..models import create_model
 from ..recipes.recipe import Recipe
 from ..utils.distributed import World
@@ -106,7 +107,7 @@ class Task(ABC):
                 "mean": list(info.mean),
                 "std": list(info.std),
                 "num_classes": len(info.classes),
-                "interpolation": "bilinear",  # as data.eval_transform resizes
+                "interpolation": INTERPOLATION,
             },
             "task": self.recipe.task,
         }

@@ -141,6 +141,8 @@ def _tidy(folder: Path) -> None:
 
 
 def _sync_folder(folder: Path) -> None:
+    if os.name == "nt":  # a folder cannot be opened there
+        return
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

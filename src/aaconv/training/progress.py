@@ -70,7 +70,7 @@ class TensorBoard:
         try:
             from torch.utils.tensorboard import SummaryWriter
         except ImportError:
-            raise ValueError("--tensorboard needs the package tensorboard: pip install tensorboard") from None
+            raise ValueError("--tensorboard needs the package tensorboard: pip install 'aaconv[tensorboard]'") from None
         self._make, self._folder = SummaryWriter, str(folder)
 
     @cached_property

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 import socket
 from contextlib import suppress
 from pathlib import Path
+
+from ..utils.locks import lock_now
 
 LOCK = "training.lock"
 TRIES = 100
@@ -16,8 +17,7 @@ TRIES = 100
 class RunLock:
     """What a trainer holds of its run folder, from `take` to the end of the block or of the process, however it ends.
 
-    A record lock of the system on RUN/training.lock; what stands in the file only says who has it. Not flock: workers
-    that load data would inherit that, and keep it when the trainer is killed. But a record lock is lost as soon as its
+    A lock of the system on RUN/training.lock; what stands in the file only says who has it. It is lost as soon as the
     process closes the file anywhere: nothing else here may open it.
     """
 
@@ -42,11 +42,11 @@ class RunLock:
 
     def _lock(self) -> int:
         try:
-            file, how = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), fcntl.LOCK_EX
+            file, exclusive = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666), True
         except PermissionError:  # another user's: to see that it is held, reading is enough
-            file, how = os.open(self.path, os.O_RDONLY), fcntl.LOCK_SH
+            file, exclusive = os.open(self.path, os.O_RDONLY), False
         try:
-            fcntl.lockf(file, how | fcntl.LOCK_NB)
+            lock_now(file, exclusive=exclusive)
         except OSError as error:
             holder = os.read(file, 1000).decode(errors="replace").strip() or "another process"
             os.close(file)

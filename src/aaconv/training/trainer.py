@@ -2,7 +2,6 @@
 
 import math
 import os
-import resource
 import sys
 import time
 from collections.abc import Iterable, Iterator
@@ -20,6 +19,7 @@ from ..runs.run_types import STATE_FIELDS, Row, check_fields
 from ..tasks.task import Task, create_task
 from ..utils.distributed import World, joined, restarted
 from ..utils.errors import is_out_of_memory, one_line
+from ..utils.memory import peak_bytes
 from ..utils.terminal import plural
 from ..utils.weights import Tensors
 from . import checkpoint
@@ -385,7 +385,7 @@ class _Interrupted(Exception):
 def _peak_memory(device: torch.device, *, graphs: bool) -> int:
     """Bytes: of torch's allocator on a GPU, of the whole process on a CPU."""
     if device.type != "cuda":
-        return 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return peak_bytes()
     # What CUDA graphs hold is not counted as allocated, only as reserved.
     return torch.cuda.max_memory_reserved(device) if graphs else torch.cuda.max_memory_allocated(device)
 

@@ -3,7 +3,7 @@
 import os
 import platform
 import subprocess
-from datetime import UTC, datetime
+from datetime import datetime, timezone
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def environment(device: torch.device) -> dict[str, Any]:
     found["device"] = torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_name()
     found["cuda"] = torch.version.cuda if device.type == "cuda" else None
     found["threads"] = torch.get_num_threads()
-    found["date"] = datetime.now(UTC).isoformat(timespec="seconds")
+    found["date"] = datetime.now(timezone.utc).isoformat(timespec="seconds")
     return found
 
 
