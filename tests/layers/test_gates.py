@@ -55,6 +55,12 @@ def test_se_is_its_formula():
     torch.testing.assert_close(gate(x), x * scale[:, :, None, None])
 
 
+def test_bam_is_its_formula():
+    x, gate = torch.randn(2, 16, 5, 5), BAM(16).eval()
+    together = gate.channel(x.mean((2, 3)))[:, :, None, None] + gate.spatial(x)
+    torch.testing.assert_close(gate(x), x * (1 + together.sigmoid()))
+
+
 def test_gala_starts_as_the_mean_of_its_two_gates():
     x, gate = torch.randn(2, 16, 5, 5), GALA(16)
     g, m = gate.channel(x.mean((2, 3), keepdim=True)).sigmoid(), gate.saliency(x).sigmoid()

@@ -73,5 +73,7 @@ def test_what_cannot_be_divided_is_told_in_a_line(changes, told, run):
 def test_choices_that_exclude_each_other():
     with pytest.raises(ValueError, match="ghost_batch and sync_batch_norm exclude each other"):
         tiny(ghost_batch=4, sync_batch_norm=True)
+    with pytest.raises(ValueError, match="in_memory is for the task 'classify', got task='detect'"):
+        tiny(in_memory=True, task="detect")
     with pytest.raises(ValueError, match="nesterov is for the optimizer 'momentum', got optimizer='adamw'"):
         tiny(nesterov=True, optimizer="adamw")

@@ -68,7 +68,7 @@ def _chunks(number: int) -> Iterator[range]:
 def check_memory(number: int, side: int, device: torch.device) -> None:
     """A ValueError where this machine, or its GPU, could not hold so many images."""
     needed = 3 * side**2 * number
-    for where in {torch.device("cpu"), device}:
+    for where in dict.fromkeys((torch.device("cpu"), device)):
         there = free_memory(where)
         if there is not None and needed > there:
             raise ValueError(

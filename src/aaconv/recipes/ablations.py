@@ -78,6 +78,7 @@ def _graded(kind: str, distance: int) -> Recipe:
         eval_every=10,
         workers=0,
         keep=1,
+        precision="bf16",
     )
 
 

@@ -182,6 +182,8 @@ class Recipe:
             raise ValueError(f"batch must be divisible by accumulate, got {self.batch} and {self.accumulate}")
         if self.nesterov and self.optimizer not in ("momentum", "sgd"):
             raise ValueError(f"nesterov is for the optimizer 'momentum', got optimizer={self.optimizer!r}")
+        if self.in_memory and self.task != "classify":
+            raise ValueError(f"in_memory is for the task 'classify', got task={self.task!r}; leave it out")
         if self.ghost_batch is not None and self.sync_batch_norm:
             raise ValueError("ghost_batch and sync_batch_norm exclude each other: choose one")
 

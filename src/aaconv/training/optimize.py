@@ -153,27 +153,35 @@ def batch_norm_scales(model: nn.Module) -> set[nn.Parameter]:
     return {norm.weight for norm in norms if isinstance(norm.weight, nn.Parameter)}
 
 
-def _with_new_parameters(
-    optimizer: Optimizer, new: Collection[nn.Parameter], values: dict[str, Any], groups: Any
-) -> tuple[dict[str, Any], Any]:
-    """The saved state, numbered as the parameters are now, with zeros for the new ones, if it is from before them."""
+def _places_before(optimizer: Optimizer, new: Collection[nn.Parameter], groups: Any) -> list[int] | None:
+    """Where the parameters of a state from before the new ones are now; None where it has all of them."""
     parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     kept = [place for place, parameter in enumerate(parameters) if parameter not in new]
     if not new or not isinstance(groups, list) or sum(len(group["params"]) for group in groups) != len(kept):
-        return values, groups
-    own = [group["params"] for group in optimizer.state_dict()["param_groups"]]
-    for ours, theirs in zip(own, groups, strict=True):
-        if [place for place in ours if place in kept] != [kept[place] for place in theirs["params"]]:
+        return None
+    return kept
+
+
+def _groups_with_new(own: list[dict[str, Any]], saved: list[dict[str, Any]], kept: list[int]) -> list[dict[str, Any]]:
+    """The saved groups with the new parameters in them."""
+    for ours, theirs in zip(own, saved, strict=True):
+        if [place for place in ours["params"] if place in kept] != [kept[place] for place in theirs["params"]]:
             raise ValueError("its optimizer has other groups of parameters")
+    return [theirs | {"params": ours["params"]} for ours, theirs in zip(own, saved, strict=True)]
+
+
+def _values_with_new(optimizer: Optimizer, values: dict[str, Any], kept: list[int]) -> dict[str, Any]:
+    """The saved values by the places of today, and zeros for the new parameters, at the step of the first one."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     names = {key.partition(".")[2] for key in values if not key.startswith(GROUP)}
-    numbered = {key: value for key, value in values.items() if key.startswith(GROUP)}
-    for place, saved in enumerate(kept):
-        numbered |= {f"{saved}.{name}": values[f"{place}.{name}"] for name in names if f"{place}.{name}" in values}
+    found = {key: value for key, value in values.items() if key.startswith(GROUP)}
+    for before, place in enumerate(kept):
+        found |= {f"{place}.{name}": values[f"{before}.{name}"] for name in names if f"{before}.{name}" in values}
+    first = {name: values[f"0.{name}"] for name in names if f"0.{name}" in values}
     for place in set(range(len(parameters))) - set(kept):
-        like = {name: values[f"0.{name}"] for name in names if f"0.{name}" in values}
-        like |= {name: torch.zeros_like(parameters[place]) for name in like.keys() & set(LIKE_PARAMETERS)}
-        numbered |= {f"{place}.{name}": value for name, value in like.items()}
-    return numbered, [theirs | {"params": ours} for ours, theirs in zip(own, groups, strict=True)]
+        zeros = {name: torch.zeros_like(parameters[place]) for name in first.keys() & set(LIKE_PARAMETERS)}
+        found |= {f"{place}.{name}": value for name, value in (first | zeros).items()}
+    return found
 
 
 def load_optimizer(
@@ -188,8 +196,11 @@ def load_optimizer(
     A ValueError where it is of another optimiser: that would train on, with whatever was saved.
     """
     state: dict[int, dict[str, Any]] = {}
-    values, saved = _with_new_parameters(optimizer, new, {**tensors, **rest["numbers"]}, rest["groups"])
-    groups = _checked_groups(optimizer.state_dict()["param_groups"], saved)
+    own, saved = optimizer.state_dict()["param_groups"], rest["groups"]
+    kept = _places_before(optimizer, new, saved)
+    groups = _checked_groups(own, saved if kept is None else _groups_with_new(own, saved, kept))
+    values = {**tensors, **rest["numbers"]}
+    values = values if kept is None else _values_with_new(optimizer, values, kept)
     for key, value in values.items():
         index, _, name = key.partition(".")
         if index.startswith(GROUP):
