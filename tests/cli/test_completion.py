@@ -39,7 +39,7 @@ printf '%s\\n' "${{COMPREPLY[@]}}"
         (["aaconv", "bench", "train", "--precision", "f"], ["float32", "fp16"]),
         (["aaconv", "data", "preview", "shapes", "--split", ""], ["train", "test"]),
         (["aaconv", "cost", "aa_wrn2"], ["aa_wrn28_2", "aa_wrn28_10"]),
-        (["aaconv", "recipes", "sh"], ["show"]),
+        (["aaconv", "recipes", "sho"], ["show"]),
         (["aaconv", "completion", ""], list(SHELLS)),
         (["aaconv", "--ver"], ["--version"]),
         (["aaconv", "report", "runs"], []),  # files are the shell's

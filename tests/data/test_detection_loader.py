@@ -176,6 +176,20 @@ def test_evaluation_takes_every_image_once_on_all_ranks(coco, kind):
     assert sorted(seen) == list(range(10))
 
 
+def test_both_loaders_evaluate_on_the_same_canvases(coco):
+    kept, worker = (list(kind(coco, 4, size=32, train=False, workers=0).batches()) for kind in LOADERS)
+    for (images, targets), (others, their) in zip(kept, worker, strict=True):
+        torch.testing.assert_close(images, others)
+        assert all(torch.equal(a, b) for a, b in zip(targets, their, strict=True))
+
+
+@pytest.mark.parametrize("kind", LOADERS)
+def test_both_loaders_move_the_images_of_training(coco, kind):
+    first, second = (next(iter(kind(coco, 10, size=32, train=True, workers=0).batches(epoch))) for epoch in (0, 1))
+    boxes = [targets.boxes[targets.index.argsort()] for _, targets in (first, second)]
+    assert (boxes[0] != boxes[1]).flatten(1).any(1).sum() >= 6, "not those without objects"
+
+
 @pytest.mark.parametrize("kind", LOADERS)
 def test_a_run_can_go_on_at_any_step_on_any_number_of_processes(coco, kind):
     def equal(one, other):
@@ -200,6 +214,7 @@ def test_a_run_can_go_on_at_any_step_on_any_number_of_processes(coco, kind):
     assert not torch.equal(other[0], whole[0][0])
     seeded = next(iter(kind(coco, 4, size=32, train=True, workers=0, seed=6).batches(epoch=2)))
     assert not torch.equal(seeded[0], whole[0][0])
+    equal(next(iter(loader.batches())), next(iter(loader.batches(epoch=0, first_step=0))))
     with pytest.raises(ValueError, match="first_step must be 0 to 2"):
         loader.batches(first_step=3)
 
@@ -241,7 +256,9 @@ def test_none_of_the_images_there(tmp_path):
 def test_small_sets_are_kept_and_large_ones_are_not(coco):
     options = {"size": 32, "train": False, "workers": 0}
     assert isinstance(make_detection_loader(coco, 2, **options), KeptDetectionLoader)
-    assert isinstance(make_detection_loader(coco, 2, **options, kept_bytes=1000), WorkerDetectionLoader)
+    bytes_of_all = 10 * 3 * 32 * 32
+    assert isinstance(make_detection_loader(coco, 2, **options, kept_bytes=bytes_of_all), KeptDetectionLoader)
+    assert isinstance(make_detection_loader(coco, 2, **options, kept_bytes=bytes_of_all - 1), WorkerDetectionLoader)
     with pytest.raises(ValueError, match="size must be at least 1"):
         make_detection_loader(coco, 2, **(options | {"size": 0}))
     with pytest.raises(ValueError, match="workers must be at least 0"):

@@ -1,6 +1,7 @@
 """Loaders: what a step holds depends on seed, epoch and step alone, on every device, for any number of processes."""
 
 import logging
+import multiprocessing
 import re
 import subprocess
 import sys
@@ -22,6 +23,7 @@ from aaconv.data import (
     make_loader,
     open_dataset,
 )
+from aaconv.data.base_loader import mix
 from aaconv.data.transforms import fill_colour
 from aaconv.data.workers import naming_killed_workers
 
@@ -87,6 +89,7 @@ def test_an_epoch_can_be_resumed_at_any_step_bit_for_bit(kind):
         fresh.batches(2, 7)
     with pytest.raises(ValueError, match="epoch must be at least 0, got -1"):
         fresh.batches(-1)
+    assert_same(fresh.batches(), fresh.batches(0, 0))
     other = list(build(kind, numbered(), 8, train=True, seed=8).batches(2))
     assert labels_of(other) != labels_of(whole)
 
@@ -108,6 +111,12 @@ def test_every_seed_augments_in_its_own_way(kind):
         torch.cat([images for images, _ in build(kind, one, 25, train=True, seed=seed).batches()]) for seed in (1, 2)
     )
     assert sum(torch.equal(a, b) for a, b in zip(first, second, strict=True)) < 5
+
+
+def test_seeds_are_mixed_as_ever():
+    """Runs of other versions can be resumed, and repeated, only with the same numbers."""
+    assert mix(0, 1) == 2918264622725855778
+    assert mix(3, 1, 2) == 5839918186241800584
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -326,6 +335,13 @@ def test_small_data_sets_stay_on_the_device_unless_resized():
     assert next(iter(resized.batches()))[0].shape == (8, 3, 40, 40)
 
 
+def test_images_of_files_have_224_pixels_unless_told(tmp_path):
+    dataset = open_dataset(str(save_images(tmp_path, 2)))
+    for train in (True, False):
+        ((images, _),) = make_loader(dataset, 2, train=train, workers=0).batches()
+        assert images.shape == (2, 3, 224, 224)
+
+
 def test_normalised_shapes_have_mean_zero_and_deviation_one():
     images, _ = next(iter(make_loader(open_dataset("shapes", number=1000), 1000, train=True).batches()))
     assert images.mean().abs() < 0.1
@@ -379,6 +395,18 @@ def test_a_killed_worker_is_one_line_with_the_way_out(tmp_path):
     command = [sys.executable, "-c", LOSE_A_WORKER, str(save_images(tmp_path, 64))]
     printed = subprocess.run(command, capture_output=True, text=True, check=True).stdout
     assert re.search(r"^a data worker has died.*\.*\); do this$", printed)
+
+
+def test_both_ways_to_notice_a_dead_worker_are_one_line():
+    told = r"^a data worker has died.*\(DataLoader worker \(pid 3\) is killed by signal: Killed\); do this$"
+    with pytest.raises(ChildProcessError, match=told), naming_killed_workers(lambda: "do this"):
+        raise RuntimeError("DataLoader worker (pid 3) is killed by signal: Killed. It may be out of memory.")
+    ours, its = multiprocessing.Pipe()
+    its.close()
+    with pytest.raises(ChildProcessError, match=r"\(EOFError\); do this$"), naming_killed_workers(lambda: "do this"):
+        ours.recv()
+    with pytest.raises(EOFError, match=r"^of a file$"), naming_killed_workers(lambda: "do this"):
+        raise EOFError("of a file")
 
 
 def test_other_errors_of_torch_are_not_taken_for_a_killed_worker():

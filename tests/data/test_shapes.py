@@ -127,3 +127,40 @@ def test_mistakes_are_named(wrong):
 def test_what_no_machine_could_hold_is_not_tried(number, size):
     with pytest.raises(ValueError, match=r"shapes of .* pixels take .* GiB, this machine has .* GiB; draw smaller"):
         shapes.draw(number, size)
+
+
+@pytest.mark.parametrize(("size", "distance"), [(24, 0), (32, 18), (64, 24), (64, 50)])
+def test_objects_at_a_distance_are_so_many_columns_apart(size, distance):
+    drawing = shapes.draw(3000, size, distance=distance)
+    (left, right), sides = drawing.boxes.unbind(1), drawing.boxes[..., 2:] - drawing.boxes[..., :2]
+    assert torch.equal(right[:, 0] - left[:, 2], torch.full((3000,), float(distance)))
+    assert (right[:, 1] - left[:, 1]).abs().max() == shapes.GRADED_SHIFT
+    assert drawing.boxes.min() == 0
+    assert drawing.boxes.max() == size
+    assert sorted(sides.unique().tolist()) == [5, 6, 7]
+    colours = colours_of(drawing)
+    assert torch.equal(drawing.labels == 1, colours[:, 0] == colours[:, 1])
+    for one in range(2):
+        for colour in range(4):
+            assert abs(float(drawing.labels[colours[:, one] == colour].float().mean()) - 0.5) < 0.08
+
+
+def test_a_distance_is_part_of_the_name():
+    train, test = (open_dataset("shapes:distance=20", split=split, number=50, size=48) for split in ("train", "test"))
+    assert train.name == "shapes:distance=20"
+    assert torch.equal(train.images, shapes.draw(50, 48, distance=20).images)
+    assert not torch.equal(train.images, test.images)
+    assert not torch.equal(train.images, open_dataset("shapes:distance=19", number=50, size=48).images)
+
+
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("shapes:distance=19", "distance must be 0 to 18 in images of 32 pixels, got 19"),
+        ("shapes:distance=-1", "write shapes, or shapes:distance=24"),
+        ("shapes:gap=3", "write shapes, or shapes:distance=24"),
+    ],
+)
+def test_a_distance_that_cannot_be_is_told(name, told):
+    with pytest.raises(ValueError, match=told):
+        open_dataset(name)

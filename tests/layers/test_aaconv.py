@@ -62,6 +62,7 @@ def test_the_layer_is_convolution_beside_attention(variant, backend):
         {"kernel_size": 2, "stride": 3, "padding": 0},
         {"kernel_size": 2, "stride": 4, "padding": 1},
         {"kernel_size": (1, 7), "stride": (1, 2), "padding": (0, 3)},
+        {"kernel_size": 3, "stride": (2, 1), "padding": 1},
         {"kernel_size": 3, "padding": "same"},
         {"kernel_size": 3, "padding": "valid"},
         {"kernel_size": 3, "groups": 2},

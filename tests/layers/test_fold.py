@@ -163,3 +163,29 @@ def test_an_exported_network(network):
     x = torch.randn(2, 3, 64, 64)
     exported = torch.export.export(network, (x,)).module()
     torch.testing.assert_close(exported(x), network(x), rtol=1e-4, atol=1e-5)
+
+
+def fuse_children(module):
+    """As mmcv and others do it: a batch norm into the convolution that stands before it among the children."""
+    last = None
+    for name, child in module.named_children():
+        if isinstance(child, nn.BatchNorm2d):
+            if last is not None:
+                setattr(module, last, fuse_conv_bn_eval(getattr(module, last), child))
+                setattr(module, name, nn.Identity())
+            last = None
+        elif isinstance(child, nn.Conv2d):
+            last = name
+        else:
+            fuse_children(child)
+    return module
+
+
+def test_fusions_of_neighbouring_children_leave_the_layer_as_it_is():
+    plain = timm.create_model("resnet18", num_classes=5)  # its norms do nothing but normalise
+    augmented = trained(augment(plain, 64, where="layer[34].*.conv1", combine="add", **FEW)[0])
+    fused = fuse_children(copy.deepcopy(augmented))
+    before, after = (sum(isinstance(m, nn.BatchNorm2d) for m in model.modules()) for model in (augmented, fused))
+    assert (before, after) == (20, 4)  # behind the four layers they stay
+    x = torch.randn(1, 3, 64, 64)
+    torch.testing.assert_close(fused(x), augmented(x), rtol=1e-4, atol=1e-4)

@@ -55,10 +55,25 @@ def test_se_is_its_formula():
     torch.testing.assert_close(gate(x), x * scale[:, :, None, None])
 
 
+def test_bam_is_its_formula():
+    x, gate = torch.randn(2, 16, 5, 5), BAM(16).eval()
+    together = gate.channel(x.mean((2, 3)))[:, :, None, None] + gate.spatial(x)
+    torch.testing.assert_close(gate(x), x * (1 + together.sigmoid()))
+
+
 def test_gala_starts_as_the_mean_of_its_two_gates():
     x, gate = torch.randn(2, 16, 5, 5), GALA(16)
     g, m = gate.channel(x.mean((2, 3), keepdim=True)).sigmoid(), gate.saliency(x).sigmoid()
     torch.testing.assert_close(gate(x), x * (g + m) / 2)
+    torch.nn.init.normal_(gate.sum_weight)
+    torch.nn.init.normal_(gate.product_weight)
+    torch.testing.assert_close(gate(x), x * (gate.sum_weight * (g + m) + gate.product_weight * g * m))
+
+
+def test_ge_of_the_whole_map_is_one_weighted_sum_a_channel():
+    x, gate = torch.randn(2, 3, 5, 4), GE(3, learned=True, size=(5, 4)).eval()
+    gathered = (x * gate.gather[0].weight[:, 0]).sum((2, 3), keepdim=True) / (1 + gate.gather[1].eps) ** 0.5
+    torch.testing.assert_close(gate(x), x * gathered.sigmoid())
 
 
 def test_ge_gathers_around_each_pixel():
@@ -75,8 +90,9 @@ def test_ge_gathers_around_each_pixel():
 
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("extent", [2, 4, 8])
-def test_ge_of_any_extent_keeps_odd_shapes(learned, extent):
-    assert GE(8, learned, extent)(torch.randn(2, 8, 9, 13)).shape == (2, 8, 9, 13)
+@pytest.mark.parametrize("size", [(9, 13), (4, 2), (2, 4), (1, 1)], ids=str)
+def test_ge_of_any_extent_keeps_odd_shapes(learned, extent, size):
+    assert GE(8, learned, extent)(torch.randn(2, 8, *size)).shape == (2, 8, *size)
 
 
 @pytest.mark.parametrize(

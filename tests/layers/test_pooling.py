@@ -75,6 +75,11 @@ def test_a_halved_map_has_the_gradient_of_torchs_average(size, layout):
     assert torch.autograd.gradgradcheck(Halve.apply, x)
 
 
+def test_what_is_not_compiled_is_halved_by_torch():
+    x = torch.randn(1, 1, 4, 4, requires_grad=True)
+    assert average(x, (3, 3), (2, 2)).grad_fn.name() == "AvgPool2DBackward0"
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "window", "stride"),

@@ -160,6 +160,12 @@ def test_anchors_stand_in_the_order_of_the_outputs():
     assert (sides[2, 1] / sides[2, 0]).item() == pytest.approx(2, abs=0.1)
 
 
+def test_the_default_anchors_are_six_a_position():
+    assert AnchorSettings() == AnchorSettings(scale=4.0, scales=2, ratios=(0.5, 1.0, 2.0))
+    assert AnchorSettings().per_position == 6
+    assert AnchorSettings(scale=0.5).scale == 0.5
+
+
 @pytest.mark.parametrize(
     ("options", "told"), [({"anchor_scale": 0}, "anchor_scale"), ({"anchor_scales": 0}, "anchor_scales=0")]
 )

@@ -6,8 +6,8 @@ import timm
 import torch
 from torch import nn
 
+from aaconv import AAConv2d
 from aaconv.layers.gates import BAM
-from aaconv.models.batch_norm import ShiftBatchNorm2d
 
 
 def on_meta(name):
@@ -60,22 +60,19 @@ def test_wide_resnet_shortcuts_carry_the_image_without_parameters():
     assert not list(model.shortcut.parameters())
 
 
-def test_wide_resnet_batch_norms_learn_no_scale():
+def test_wide_resnet_batch_norms_learn_scale_and_shift():
     model = on_meta("se_wrn16_4")
     norms = [module for module in model.modules() if isinstance(module, nn.BatchNorm2d)]
     assert len(norms) == 13
-    assert all(isinstance(norm, ShiftBatchNorm2d) for norm in norms)
-    assert all([path for path, _ in norm.named_parameters()] == ["bias"] for norm in norms)
-    norm, plain = ShiftBatchNorm2d(4), nn.BatchNorm2d(4)
-    x = torch.randn(3, 4, 5, 5)
-    torch.testing.assert_close(norm(x), plain(x))
+    assert all([path for path, _ in norm.named_parameters()] == ["weight", "bias"] for norm in norms)
 
 
 def test_wide_resnets_convert_to_synchronised_batch_norm():
     """As built, moved, cast, copied or loaded: what is learned, its count and the result stay."""
     model = timm.create_model("aa_wrn16_4").eval()
     number, learned = parameters(model), {path for path, _ in model.named_parameters()}
-    for norm in (module for module in model.modules() if isinstance(module, ShiftBatchNorm2d)):
+    for norm in (module for module in model.modules() if isinstance(module, nn.BatchNorm2d)):
+        nn.init.normal_(norm.weight)
         nn.init.normal_(norm.bias)
     loaded = on_meta("aa_wrn16_4").eval()
     loaded.load_state_dict(model.state_dict(), assign=True)
@@ -89,3 +86,14 @@ def test_wide_resnets_convert_to_synchronised_batch_norm():
         assert not any(isinstance(module, nn.BatchNorm2d) for module in synchronised.modules())
         assert {path for path, p in synchronised.named_parameters() if p.requires_grad} == learned
         assert synchronised.state_dict().keys() == keys
+
+
+def test_resnets_without_the_pooling_of_their_stem():
+    """For 64 pixels: maps of 32, 16, 8 and 4, attention over the last three as they are, with a gate as well."""
+    model = timm.create_model("aa_resnet18", stem_pool=False, gate="se", img_size=64, num_classes=5)
+    maps = model.forward_intermediates(torch.randn(1, 3, 64, 64), intermediates_only=True)
+    assert [one.shape[-1] for one in maps] == [32, 32, 16, 8, 4]
+    assert [info["reduction"] for info in model.feature_info] == [2, 2, 4, 8, 16]
+    attention = [module for module in model.modules() if isinstance(module, AAConv2d)]
+    assert [layer.size for layer in attention] == [(16, 16)] * 2 + [(8, 8)] * 2 + [(4, 4)] * 2
+    assert parameters(model) > parameters(timm.create_model("aa_resnet18", num_classes=5, img_size=64))

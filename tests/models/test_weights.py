@@ -407,3 +407,16 @@ def test_the_network_of_cifar100_is_as_good_as_it_says(tmp_path):
     found = evaluate("aa_wrn16_4", pretrained=True, data="cifar100", data_dir=tmp_path, limit=100, device="cpu")
     wanted = weights.read_facts(Path(weights.shipped()["aa_wrn16_4.cifar100"]["file"]))["top1"]
     assert abs(found.metrics["top1"] - wanted) < 16  # 3.5 standard deviations of 100 images
+
+
+def test_the_shipped_wide_resnet_has_scales_of_one():
+    """It was trained when they were fixed there; what it gives is what it gave then."""
+    model = create_model("aa_wrn16_4", pretrained=True).eval()
+    norms = [module for module in model.modules() if isinstance(module, torch.nn.BatchNorm2d)]
+    assert all(norm.weight.requires_grad and bool((norm.weight == 1).all()) for norm in norms)
+    x = torch.randn(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    with torch.no_grad():
+        expected = model(x)
+        for norm in norms:
+            norm.weight = None
+        assert torch.equal(model(x), expected)

@@ -8,7 +8,9 @@ from matplotlib import rc_context
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.text import Annotation
 
+from aaconv.cli.paper import PLOTS
 from aaconv.paper.figures import FIGURES, save
+from aaconv.paper.our_figures import OUR_FIGURES, receptive_field
 from aaconv.utils.figures import STYLE
 
 
@@ -72,3 +74,54 @@ def test_unknown_figures_and_formats_say_what_there_is(tmp_path):
         save("speed", tmp_path / "figure.png")
     with pytest.raises(ValueError, match=r"must end in \.png, \.svg or \.pdf"):
         save("params", tmp_path / "figure.gif")
+
+
+def keep(folder, dataset, model, options, values, epochs=80):
+    place = folder / "results" / dataset
+    place.mkdir(parents=True, exist_ok=True)
+    for seed, top1 in enumerate(values):
+        record = {"model": model, "options": options, "epochs": epochs, "seed": seed, "top1": top1}
+        (place / f"{len(list(place.iterdir()))}.json").write_text(json.dumps(record))
+
+
+def lines_of(axes):
+    """Label -> points, of lines that have error bars."""
+    return {bars.get_label(): bars.lines[0].get_xydata().tolist() for bars in axes.containers}
+
+
+def test_the_ablation_is_drawn_over_the_ratio(nothing_recorded, tmp_path):
+    with pytest.raises(ValueError, match=r"no results to draw yet; train and record them: .*'imagenette-ablation-\*'"):
+        save("ablation", tmp_path / "figure.png")
+    for ratio, values in ((0.5, (80.0, 82.0)), (0.25, (83.0, 84.0))):
+        options = {"key_ratio": ratio, "value_ratio": ratio}
+        keep(nothing_recorded, "imagenette160", "aa_resnet50", options, values)
+        keep(nothing_recorded, "imagenette160", "aa_resnet50", options | {"position": "none"}, values[:1])
+    keep(nothing_recorded, "imagenette160", "aa_resnet50", {"key_ratio": 0.5, "value_ratio": 0.5}, [10.0], epochs=2)
+    keep(nothing_recorded, "imagenette160", "plain_resnet50", {}, (81.0, 82.0))
+    with rc_context(STYLE):
+        (axes,) = OUR_FIGURES["ablation"]().axes
+    assert lines_of(axes) == {
+        "relative positions (n = 2)": [[0.25, 83.5], [0.5, 81.0]],
+        "no positions (n = 1)": [[0.25, 83.0], [0.5, 80.0]],
+    }
+    assert save("ablation", tmp_path / "figure.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_distance_is_drawn_relative_to_the_receptive_field(nothing_recorded, tmp_path):
+    with pytest.raises(ValueError, match=r"no results to draw yet; .*'shapes-distance-\*'"):
+        save("distance", tmp_path / "figure.png")
+    for distance, top1 in ((30, 75.0), (6, 99.0)):
+        keep(nothing_recorded, f"shapes-distance-{distance}", "plain_small", {}, [top1, top1 - 1])
+        keep(nothing_recorded, f"shapes-distance-{distance}-part", "plain_small", {}, [50.0])
+        keep(nothing_recorded, f"shapes-distance-{distance}", "aa_small", {}, [100.0])
+    with rc_context(STYLE):
+        (axes,) = OUR_FIGURES["distance"]().axes
+    assert lines_of(axes) == {
+        "convolutions only (n = 2)": [[0.4, 98.5], [2.0, 74.5]],
+        "with attention (n = 1)": [[0.4, 100.0], [2.0, 100.0]],
+    }
+    assert [receptive_field(strides) for strides in ((2,), (2, 2), (2, 2, 1), (2, 2, 1, 1))] == [3, 7, 15, 23]
+
+
+def test_the_command_knows_every_figure():
+    assert sorted(PLOTS) == sorted(FIGURES | OUR_FIGURES)

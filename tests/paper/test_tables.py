@@ -56,7 +56,7 @@ def test_true_count_stands_beside_every_count_of_gflops(every_cell):
 def test_fitted_settings_carry_a_note(every_cell):
     fitted = [cell for cell in every_cell if cell.row.startswith("AA-Wide") and cell.column in COUNTED]
     assert all("share_heads=False" in cell.setting for cell in fitted)
-    assert all("36,045,124 parameters and 11.054 GFlops" in cell.note for cell in fitted)
+    assert all("36,054,100 parameters and 11.054 GFlops" in cell.note for cell in fitted)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_json_is_the_list_of_cells(capsys):
     printed = json.loads(capsys.readouterr().out)
     first, *rest = printed["cells"]
     assert list(first) == ["table", "row", "column", "paper", "ours", "exact", "match", "setting", "note"]
-    assert (first["paper"], first["ours"], first["exact"], first["match"]) == ("36.3M", "36.3M", 36_269_348, True)
+    assert (first["paper"], first["ours"], first["exact"], first["match"]) == ("36.3M", "36.3M", 36_278_324, True)
     assert len(rest) + 1 == 4 * (4 + 1)
     assert printed["runs"] == []
 
@@ -317,7 +317,8 @@ def test_only_runs_of_one_kind_are_averaged(tmp_path):
     found = {(cell.row, cell.column): cell for cell in cells([1], tmp_path)}
     cell = found["Wide-ResNet", "top-1"]
     assert (cell.exact, cell.match) == (79.0, None)
-    assert cell.note == "ours: the mean of 3 runs of 100 epochs, standard deviation 1.00"
+    about = "standard deviation 1.00, 95 % interval of the mean ± 2.48"
+    assert cell.note == f"ours: the mean of 3 runs of 100 epochs, {about}"
 
 
 def test_what_older_records_do_not_say_is_as_by_default(tmp_path):
@@ -378,7 +379,8 @@ def test_json_has_the_values_of_every_run(tmp_path, capsys):
         keep(tmp_path, "cifar100-small-se", seed, 70.0 + seed)
     print_tables([1], as_json=True, folder=tmp_path)
     (runs,) = json.loads(capsys.readouterr().out)["runs"]
-    assert runs["top1"] == {"mean": 73.0, "deviation": pytest.approx(2**0.5), "values": [72.0, 74.0]}
+    spread = {"deviation": pytest.approx(2**0.5), "interval": pytest.approx(12.706)}
+    assert runs["top1"] == {"mean": 73.0, **spread, "values": [72.0, 74.0]}
     assert (runs["recipe"], runs["seeds"], runs["table"]) == ("cifar100-small-se", [2, 4], 1)
     assert runs["command"] == "aaconv train cifar100-small-se --seed 2"
 
@@ -400,3 +402,52 @@ def test_a_broken_file_of_results_is_named(file, content, told, nothing_recorded
     (nothing_recorded / file).write_text(content)
     with pytest.raises(ValueError, match=told):
         cells([2])
+
+
+def test_a_network_that_has_changed_is_another_experiment(nothing_recorded):
+    """Of the same recipe, with other parameters: the network of today stands in the cell, the other one behind it."""
+    runs = nothing_recorded / "results" / "cifar100"
+    runs.mkdir(parents=True)
+    today, before = 36_547_124, 36_538_148
+    for seed, (parameters, top1) in enumerate([(before, 79.0), (before, 79.2), (today, 80.0)]):
+        record = {"name": "cifar100-wrn28-10-se", "model": "se_wrn28_10", "top1": top1, "seed": seed % 2, "epochs": 500}
+        (runs / f"{seed}.json").write_text(json.dumps(record | {"parameters": parameters}))
+    cell = next(cell for cell in cells([1]) if (cell.row, cell.column) == ("SE-Wide-ResNet", "top-1"))
+    assert cell.ours == "80.0"
+    assert "parameters" not in cell.note
+    (runs / "2.json").unlink()
+    cell = next(cell for cell in cells([1]) if (cell.row, cell.column) == ("SE-Wide-ResNet", "top-1"))
+    assert cell.ours == "79.1"
+    assert f"that network had {before:,} parameters, today's has {today:,}" in cell.note
+
+
+def test_the_same_networks_on_other_data_stand_below_their_rows(nothing_recorded, capsys):
+    """With interval and number; options that only fit the images are no other row, parts of the data no result."""
+    rows = [
+        *(
+            ("imagenette160", "aa_resnet50", {"key_ratio": 0.5, "value_ratio": 0.5}, 80, seed, 80.0 + seed)
+            for seed in (0, 1, 2)
+        ),
+        ("imagenette160", "aa_resnet50", {"key_ratio": 0.5, "value_ratio": 0.5}, 5, 0, 60.0),
+        ("imagenette160-part", "plain_resnet50", {}, 80, 0, 99.0),
+        ("tiny-imagenet", "plain_resnet50", {"stem_pool": False}, 60, 0, 55.5),
+        ("tiny-imagenet", "aa_resnet50", {"stem_pool": False, "gate": "se"}, 60, 0, 56.5),
+    ]
+    for number, (dataset, model, options, epochs, seed, top1) in enumerate(rows):
+        folder = nothing_recorded / "results" / dataset
+        folder.mkdir(parents=True, exist_ok=True)
+        record = {"model": model, "options": options, "epochs": epochs, "seed": seed, "top1": top1}
+        (folder / f"{number}.json").write_text(json.dumps(record))
+    print_tables([6])
+    printed = capsys.readouterr().out
+    lines = [line.split() for line in printed.partition("the same networks on other data")[2].splitlines()]
+    assert lines[0] == ["paper's", "top-1", "tiny-imagenet", "imagenette160"]
+    assert lines[1] == ["ResNet-50", "76.4", "55.50", "(1)"]
+    assert lines[2] == ["kappa", "=", "upsilon", "=", "0.5", "77.3", "81.00", "±", "2.48", "(3)"]
+    assert "99.0" not in printed
+    print_tables([6], as_json=True)
+    found = json.loads(capsys.readouterr().out)["on_other_data"]
+    assert [(one["row"], one["dataset"], one["runs"]) for one in found] == [
+        ("ResNet-50", "tiny-imagenet", 1),
+        ("kappa = upsilon = 0.5", "imagenette160", 3),
+    ]

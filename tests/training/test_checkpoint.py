@@ -199,6 +199,15 @@ def test_a_manifest_cannot_name_files_elsewhere(tmp_path):
         load(path)
 
 
+def test_a_checkpoint_without_its_state_is_refused(tmp_path):
+    path = save(tmp_path, 5, STATE, tensors(), keep=1)
+    manifest = json.loads((path / "manifest.json").read_text())
+    del manifest["sha256"]["state.json"]
+    (path / "manifest.json").write_text(json.dumps(manifest))
+    with pytest.raises(ValueError, match=r"^state\.json is missing$"):
+        load(path)
+
+
 def test_weights_of_torch_are_read_without_code(tmp_path):
     weights = tensors()["model"]
     older = tensors(1)["model"]

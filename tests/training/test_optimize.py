@@ -10,6 +10,7 @@ from torch import nn
 from aaconv import AAConv2d, augment
 from aaconv.models import create_model
 from aaconv.training.optimize import (
+    batch_norm_scales,
     load_optimizer,
     make_optimizer,
     make_schedule,
@@ -250,3 +251,53 @@ def test_what_augment_excludes_from_weight_decay_is_excluded(inside):
     names = {id(parameter): name for name, parameter in network.named_parameters()}
     assert {names[id(parameter)] for parameter in kept["params"]} == {"0.rel_h", "0.rel_w", "0.gate"}
     assert (decayed["weight_decay"], kept["weight_decay"]) == (0.1, 0.0)
+
+
+def as_before_the_scales(model, tensors, rest):
+    """The state of an optimiser as if the batch norms had no learned scale: other parameters in the same order."""
+    scales = batch_norm_scales(model)
+    kept = [place for place, parameter in enumerate(model.parameters()) if parameter not in scales]
+    renumbered = {
+        f"{kept.index(int(place))}.{name}": value
+        for (place, _, name), value in ((key.partition("."), value) for key, value in tensors.items())
+        if int(place) in kept
+    }
+    (group,) = rest["groups"]
+    return renumbered, rest | {"groups": [group | {"params": list(range(len(kept)))}]}
+
+
+@pytest.mark.parametrize("optimizer", ["momentum", "adamw"])
+def test_the_state_from_before_learned_batch_norm_scales_loads(optimizer):
+    """Every parameter keeps its own state; the scales begin with zeros."""
+    torch.manual_seed(0)
+    model, recipe = create_model("plain_wrn16_4", width=1), tiny(optimizer=optimizer)
+    first = make_optimizer(recipe, model)
+    model(torch.randn(2, 3, 8, 8)).square().sum().backward()
+    first.step()
+    tensors, rest = optimizer_tensors(first)
+    scales = batch_norm_scales(model)
+    assert len(scales) == 13
+    other = make_optimizer(recipe, model)
+    load_optimizer(other, *as_before_the_scales(model, tensors, rest), scales)
+    name = "momentum_buffer" if optimizer == "momentum" else "exp_avg"
+    for parameter in model.parameters():
+        expected = torch.zeros_like(parameter) if parameter in scales else first.state[parameter][name]
+        assert torch.equal(other.state[parameter][name], expected)
+    other.step()
+    with pytest.raises(ValueError, match="other groups of parameters"):
+        load_optimizer(other, *as_before_the_scales(model, tensors, rest))
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected"),
+    [
+        ({}, False),
+        ({"nesterov": True}, True),
+        ({"optimizer": "sgd"}, True),
+        ({"optimizer": "sgd", "nesterov": True}, True),
+    ],
+)
+def test_nesterov_momentum(changes, expected):
+    optimizer = make_optimizer(tiny(**changes), nn.Linear(2, 2))
+    assert type(optimizer) is torch.optim.SGD
+    assert optimizer.param_groups[0]["nesterov"] is expected

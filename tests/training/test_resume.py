@@ -10,10 +10,14 @@ import time
 from pathlib import Path
 
 import pytest
+import torch
 
+from aaconv.models import create_model
+from aaconv.recipes import Model
 from aaconv.runs import run_folder
 from aaconv.tasks.classify import Classify
 from aaconv.training import checkpoint
+from aaconv.training.optimize import batch_norm_scales
 from aaconv.training.trainer import NotFinite, resume, train
 from aaconv.utils.files import replacing
 from support.training_runs import (
@@ -344,3 +348,26 @@ def test_pruning_keeps_what_a_run_is_resumed_from(whole, run):
     resume(run, device="cpu")
     assert outcome(run) == outcome(whole)
     assert checkpoints(run) == ["step-00000010"]
+
+
+def test_a_run_from_before_learned_batch_norm_scales_is_resumed(run):
+    """Its scales were buffers, all of them one: they load as they are, and begin to learn where the run is resumed."""
+    recipe = tiny(model=Model("plain_wrn16_4", {"width": 1}), size=24, train_limit=32, eval_limit=16)
+    train(recipe, run, device="cpu")
+    (run / "summary.json").unlink()
+    folder = run / "checkpoints"
+    shutil.rmtree(folder / "step-00000004")
+    first = checkpoint.load(folder / "step-00000002")
+    model = create_model("plain_wrn16_4", width=1, num_classes=2)
+    scales = batch_norm_scales(model)
+    names = [name for name, parameter in model.named_parameters() if parameter in scales]
+    kept = [place for place, parameter in enumerate(model.parameters()) if parameter not in scales]
+    moments = {
+        f"{new}.momentum_buffer": first.tensors["optimizer"][f"{old}.momentum_buffer"] for new, old in enumerate(kept)
+    }
+    weights = first.tensors["model"] | {name: torch.ones_like(first.tensors["model"][name]) for name in names}
+    first.state["optimizer"]["groups"][0]["params"] = list(range(len(kept)))
+    checkpoint.save(folder, 2, first.state, first.tensors | {"model": weights, "optimizer": moments}, keep=3)
+    assert resume(run, device="cpu")["steps"] == 4
+    last = checkpoint.load(folder / "step-00000004").tensors["model"]
+    assert all((last[name] != 1).any() for name in names)

@@ -10,7 +10,9 @@ def add_commands(commands: Parser) -> None:
     data.expect("command")
     preview = data.add("preview", _preview, "draw a sheet of examples", "shapes -o sheet.png")
     preview.add_argument(
-        "name", metavar="NAME", help="shapes, cifar10, cifar100, imagenet, coco/PATH, folder/PATH, wds/PATH, hfds/NAME"
+        "name",
+        metavar="NAME",
+        help="shapes, cifar10, cifar100, tiny-imagenet, imagenet, coco/PATH, folder/PATH, wds/PATH, hfds/NAME",
     )
     preview.add_argument("-o", "--output", metavar="FILE", help="an image file; default: NAME.png")
     preview.add_argument("--data-dir", metavar="DIR", help="where the data set is")

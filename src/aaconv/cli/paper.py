@@ -7,7 +7,7 @@ from pathlib import Path
 from .parsing import Parser, nearest
 from .source import add_json
 
-PLOTS = ("params", "flops", "mnasnet-params", "mnasnet-flops", "ratios")
+PLOTS = ("params", "flops", "mnasnet-params", "mnasnet-flops", "ratios", "ablation", "distance")
 
 
 def add_commands(commands: Parser) -> None:
@@ -30,7 +30,8 @@ def add_commands(commands: Parser) -> None:
         nargs="+",
         metavar="RUN|FIGURE",
         help="run folders, recorded results (.json files, or patterns such as 'cifar100/*wrn16_4*' of those that come "
-        f"with the package), averaged over seeds; or one of the paper's figures: {', '.join(PLOTS)}",
+        f"with the package), averaged over seeds; or one of the paper's figures: {', '.join(PLOTS[:5])}; or one of our "
+        "own results: ablation (accuracy over the ratio of attention), distance (over that of two objects)",
     )
     plot.add_argument(
         "-o", "--output", metavar="FILE", help="a .png, .svg or .pdf file; default: FIGURE.png or curves.png"

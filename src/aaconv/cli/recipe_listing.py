@@ -94,7 +94,7 @@ def _value(recipe: Recipe, name: str) -> str:
 
 def _where(recipe: Recipe) -> str:
     """The option that says where images are which can neither be drawn nor downloaded."""
-    if recipe.data == "shapes" or recipe.data.startswith("cifar"):
+    if recipe.data.startswith(("shapes", "cifar")):
         return ""
     return " --data folder/PATH" if recipe.data.startswith("folder/") else " --data-dir PATH"
 

@@ -21,16 +21,25 @@ from torch import Tensor
 from torchvision.datasets import CIFAR10, CIFAR100
 from torchvision.datasets.utils import calculate_md5
 
-from . import shapes, tar_shards
-from .image_folder import ImageFolder, class_names, images_by_folder
+from . import shapes, tar_shards, tiny_imagenet
+from .image_folder import ImageFolder, LabelledFiles, class_names, images_by_folder
 from .images import decode_stored, naming_unreadable
 from .transforms import CropAndFlip
 
 SPLITS = ("train", "test")
 SPLIT_FOLDERS = {"train": ("train", "training"), "test": ("val", "validation", "valid", "test", "eval")}
-NAMES = ("shapes", "cifar10", "cifar100", "imagenet", "folder/PATH", "wds/PATH", "hfds/NAME")
+NAMES = (
+    "shapes",
+    "cifar10",
+    "cifar100",
+    "tiny-imagenet",
+    "imagenet",
+    "folder/PATH",
+    "wds/PATH",
+    "hfds/NAME",
+)
 WITH_PATH = ("folder", "wds", "hfds")
-OPTIONS = {"shapes": ("size", "number", "seed"), "hfds": ("input_key", "target_key")}
+OPTIONS = {"shapes": ("size", "number", "seed", "distance"), "hfds": ("input_key", "target_key")}
 CIFAR_STATISTICS = {
     "cifar10": ((0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)),
     "cifar100": ((0.5071, 0.4865, 0.4409), (0.2673, 0.2564, 0.2762)),
@@ -60,6 +69,11 @@ class ArrayDataset:
     def __len__(self) -> int:
         return len(self.labels)
 
+    @property
+    def side(self) -> int:
+        """Height and width of the images."""
+        return self.images.shape[1]
+
     def __getitem__(self, index: int) -> tuple[Tensor, int]:
         """Image uint8 [3, height, width] and label."""
         return self.images[index].permute(2, 0, 1), int(self.labels[index])
@@ -73,7 +87,11 @@ class ArrayDataset:
 
 @dataclass(frozen=True)
 class FileDataset:
-    """Images behind one of timm's readers, decoded one by one; one that cannot be raises `UnreadableImage`."""
+    """Images behind one of timm's readers, decoded one by one; one that cannot be raises `UnreadableImage`.
+
+    `side` is the height and width of all images, None where they differ; where there is one, `augmentation` is what
+    training on it does.
+    """
 
     name: str
     reader: Any
@@ -81,6 +99,8 @@ class FileDataset:
     chosen: Tensor | None = None
     mean: tuple[float, ...] = IMAGENET_DEFAULT_MEAN
     std: tuple[float, ...] = IMAGENET_DEFAULT_STD
+    side: int | None = None
+    augmentation: CropAndFlip | None = None
 
     def __len__(self) -> int:
         return len(self.reader if self.chosen is None else self.chosen)
@@ -114,17 +134,19 @@ Dataset = ArrayDataset | FileDataset
 def open_dataset(name: str, data_dir: str | Path | None = None, split: str = "train", **options: Any) -> Dataset:
     """The training or the test images of a data set.
 
-    name       shapes, cifar10, cifar100, imagenet, a folder of images (its path, or folder/PATH: one folder per class,
-               within train/ and val/ where there are both), wds/PATH (webdataset shards on a disk), or hfds/NAME
-               (Hugging Face; needs the package datasets)
-    data_dir   where CIFAR's official files, ImageNet's two folders or Hugging Face's cache lie; paths in names are
-               relative to it. Default: $AACONV_DATA, or ~/.cache/aaconv/data
-    options    shapes: size, number, seed; hfds: input_key, target_key (columns)
+    name       shapes, cifar10, cifar100, tiny-imagenet, imagenet, a folder of images (its path, or folder/PATH: one
+               folder per class, within train/ and val/ where there are both), wds/PATH (webdataset shards on a disk),
+               or hfds/NAME (Hugging Face; needs the package datasets)
+    data_dir   where CIFAR's official files, tiny-imagenet-200, ImageNet's two folders or Hugging Face's cache lie;
+               paths in names are relative to it. Default: $AACONV_DATA, or ~/.cache/aaconv/data
+    options    shapes: size, number, seed, distance (shapes:distance=24 names it); hfds: input_key, target_key (columns)
     """
     if split not in SPLITS:
         raise ValueError(f"split must be 'train' or 'test', got {split!r}")
     if data_dir is not None and not Path(data_dir).is_dir():
         raise FileNotFoundError(f"the data folder {data_dir} does not exist")
+    if name.startswith("shapes:"):
+        name, options = "shapes", options | shapes.options_of(name)
     kind, _, rest = name.partition("/")
     complete = kind in OPENERS and (not rest if kind not in WITH_PATH else rest or kind == "folder")
     if complete:
@@ -152,13 +174,20 @@ def default_data_dir() -> Path:
 
 
 def _open_shapes(
-    rest: str, data_dir: object, split: str, *, size: int = 32, number: int | None = None, seed: int = 0
+    rest: str,
+    data_dir: object,
+    split: str,
+    *,
+    size: int = 32,
+    number: int | None = None,
+    seed: int = 0,
+    distance: int | None = None,
 ) -> ArrayDataset:
     number = number or {"train": 20_000, "test": 5_000}[split]
     # Even seeds of the drawing for training, odd ones for tests: no seed shares an image with another.
-    drawing = shapes.draw(number, size, seed=2 * seed + (split == "test"))
+    drawing = shapes.draw(number, size, seed=2 * seed + (split == "test"), distance=distance)
     return ArrayDataset(
-        name="shapes",
+        name="shapes" if distance is None else f"shapes:distance={distance}",
         images=drawing.images,
         labels=drawing.labels,
         classes=shapes.CLASSES,
@@ -235,6 +264,14 @@ def _network_timeout(seconds: float) -> Iterator[None]:
 
 def _how_to_get(official: type[CIFAR10], root: Path) -> str:
     return f"unpack {official.url} there, so that {root / official.base_folder} holds the files"
+
+
+def _open_tiny_imagenet(rest: str, data_dir: str | Path | None, split: str) -> FileDataset:
+    folder, images, classes = tiny_imagenet.find(Path(data_dir or default_data_dir()), split)
+    reader = LabelledFiles(folder, images, classes)
+    statistics = tiny_imagenet.MEAN, tiny_imagenet.STD
+    pad = CropAndFlip(pad=tiny_imagenet.SIDE // 8)  # as CIFAR's 4 of 32
+    return FileDataset("tiny-imagenet", reader, classes, None, *statistics, side=tiny_imagenet.SIDE, augmentation=pad)
 
 
 def _open_imagenet(rest: str, data_dir: str | Path | None, split: str) -> FileDataset:
@@ -315,6 +352,7 @@ OPENERS: dict[str, Callable[..., Dataset]] = {
     "shapes": _open_shapes,
     "cifar10": _cifar_opener("cifar10", CIFAR10),
     "cifar100": _cifar_opener("cifar100", CIFAR100),
+    "tiny-imagenet": _open_tiny_imagenet,
     "imagenet": _open_imagenet,
     "folder": _open_folder,
     "wds": _open_shards,

@@ -3,7 +3,7 @@
 import os
 import re
 from array import array
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from heapq import merge
 from itertools import repeat
 from pathlib import Path
@@ -17,24 +17,25 @@ from .images import open_regular, walk_names
 _DIGITS = re.compile(r"(\d+)")
 
 
-class ImageFolder(Reader):
-    """A timm reader of what `images_by_folder` found; labels are the places of the folders' names in `classes`.
+class LabelledFiles(Reader):
+    """A timm reader of image files; `images` are (path, name of its class), in their order, and labels the places of
+    the names in `classes`.
 
     The paths are kept as one text: a list of strings would be copied in every data worker, page by page, as soon as
     their reference counts change.
     """
 
-    def __init__(self, root: Path, names: dict[str, list[str]], classes: list[str]) -> None:
+    def __init__(self, root: Path, images: Iterable[tuple[str, str]], classes: Sequence[str]) -> None:
         super().__init__()
         label_of = {name: label for label, name in enumerate(classes)}
         self.root = root
         self.class_to_idx = label_of
         text, lengths, labels = bytearray(), array("q"), array("q")
-        for place, name in _sorted(names):
-            path = os.fsencode(os.path.join(place, name))
+        for place, name in images:
+            path = os.fsencode(place)
             text += path
             lengths.append(len(path))
-            labels.append(label_of[os.path.basename(place)])
+            labels.append(label_of[name])
         self._text, self._ends, self._labels = bytes(text), np.cumsum(lengths), np.array(labels)
 
     def sample(self, index: int) -> tuple[str, int]:
@@ -52,6 +53,14 @@ class ImageFolder(Reader):
     def _filename(self, index: int, basename: bool = False, absolute: bool = False) -> str:
         path = Path(self.sample(index)[0])
         return path.name if basename else str(path if absolute else path.relative_to(self.root))
+
+
+class ImageFolder(LabelledFiles):
+    """Of what `images_by_folder` found: a class is the name of a folder."""
+
+    def __init__(self, root: Path, names: dict[str, list[str]], classes: Sequence[str]) -> None:
+        images = ((os.path.join(place, name), os.path.basename(place)) for place, name in _sorted(names))
+        super().__init__(root, images, classes)
 
 
 def images_by_folder(folder: Path) -> dict[str, list[str]]:

@@ -23,7 +23,8 @@ from .base_loader import Loader, drawing_from, mix, to_device
 from .datasets import ArrayDataset, Dataset
 from .images import MAX_UNREADABLE
 from .policy import BatchPolicy, Policy, on_device, policy_transform
-from .transforms import CropAndFlip, cifar_train, cut_batch, eval_transform, inception_train, pad_images
+from .resident import InceptionLoader, decode_all
+from .transforms import EVAL_CROP, CropAndFlip, cifar_train, cut_batch, eval_transform, inception_train, pad_images
 from .workers import SampleLoader, Samples
 
 Batch = tuple[Tensor, Tensor]
@@ -120,6 +121,7 @@ def make_loader(
     workers: int = 4,
     max_unreadable: int = MAX_UNREADABLE,
     policy: Policy = PLAIN,
+    in_memory: bool = False,
     **options: Any,
 ) -> Loader | BatchPolicy:
     """The loader that suits a data set: on the device if it is a small one, with Inception's augmentation otherwise.
@@ -127,22 +129,35 @@ def make_loader(
     policy: what training does to the images besides; labels are float [batch, classes] where it mixes them.
 
     `size` is that of the images that come out, by default 224; a small data set in its own size, the default, stays on
-    the device. Options are those of `Loader`: device, dtype, seed, rank, world_size.
+    the device. in_memory: decode the images of files once, as squares of `size`, and keep them there, too. Options are
+    those of `Loader`: device, dtype, seed, rank, world_size.
     """
     policy = policy if train else PLAIN
-    options |= {"train": train, "repeats": policy.repeats}
-    small = dataset if isinstance(dataset, ArrayDataset) and size in (None, *dataset.images.shape[1:2]) else None
-    loader: Loader
-    if small is not None and on_device(policy.auto):
-        loader = DeviceLoader(small, batch_size, change=policy_transform(policy.auto, dataset.mean), **options)
+    options |= {"repeats": policy.repeats}
+    side, own_size = size or dataset.side or 224, dataset.side is not None and size in (None, dataset.side)
+    more: dict[str, Any] = {"workers": workers, "max_unreadable": max_unreadable}
+    if in_memory and not (own_size and isinstance(dataset, ArrayDataset)):
+        if policy.auto and not own_size:
+            raise ValueError(
+                f"auto_augment={policy.auto} changes images one by one, in_memory by batches: leave one out"
+            )
+        whole = eval_transform(side, crop=1.0 if train or own_size else EVAL_CROP)
+        dataset = decode_all(dataset, whole, side, device=torch.device(options.get("device", "cpu")), **more)
+        if train and not own_size:
+            return _changing_batches(InceptionLoader(dataset, batch_size, **options), policy)
+        own_size = True
+    change = policy_transform(policy.auto, dataset.mean)
+    if own_size and isinstance(dataset, ArrayDataset) and on_device(policy.auto):
+        on_the_device = DeviceLoader(dataset, batch_size, change=change, train=train, **options)
+        return _changing_batches(on_the_device, policy)
+    if own_size and dataset.augmentation is not None:
+        crop = cifar_train(side, dataset.augmentation, dataset.mean) if train else eval_transform(side, crop=1.0)
     else:
-        crop = _small_crop(small) if small is not None else (inception_train if train else eval_transform)(size or 224)
-        parts = [crop, policy_transform(policy.auto, dataset.mean)] if policy.auto else [crop]
-        more = {"workers": workers, "max_unreadable": max_unreadable, **options}
-        loader = WorkerLoader(dataset, batch_size, transform=v2.Compose(parts), **more)
-    return BatchPolicy(loader, policy, len(dataset.classes)) if policy.changes_batches else loader
+        crop = (inception_train if train else eval_transform)(side)
+    transform = crop if change is None else v2.Compose([crop, change])
+    loader = WorkerLoader(dataset, batch_size, transform=transform, train=train, **more, **options)
+    return _changing_batches(loader, policy)
 
 
-def _small_crop(dataset: ArrayDataset) -> v2.Transform:
-    """What DeviceLoader does to an image, for one at a time."""
-    return cifar_train(dataset.images.shape[1], dataset.augmentation, dataset.mean)
+def _changing_batches(loader: Loader, policy: Policy) -> Loader | BatchPolicy:
+    return BatchPolicy(loader, policy, len(loader.dataset.classes)) if policy.changes_batches else loader

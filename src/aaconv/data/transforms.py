@@ -13,6 +13,10 @@ from torchvision.transforms.v2.functional import center_crop
 
 EVAL_CROP = 0.875
 """The part of the shorter side that evaluation looks at, as in Inception and ResNet."""
+AREA, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
+"""Of the part of an image that Inception's augmentation takes: its share of the image, and width over height."""
+BRIGHTNESS, CONTRAST, SATURATION, HUE = 32 / 255, 0.5, 0.5, 0.2
+"""How far Inception's augmentation changes the light: factors up to 1 +- these, of the hue parts of a turn."""
 INTERPOLATION = "bilinear"
 """How images are resized; timm assumes bicubic where nothing is said."""
 INTERPOLATIONS = tuple(mode.value for mode in v2.InterpolationMode)
@@ -40,9 +44,9 @@ def inception_train(size: int) -> v2.Transform:
     """A random part of 8% to 100% of the image, resized to size x size, mirrored or not, in other light."""
     return v2.Compose(
         [
-            v2.RandomResizedCrop(size, scale=(0.08, 1.0), ratio=(3 / 4, 4 / 3), antialias=True),
+            v2.RandomResizedCrop(size, scale=AREA, ratio=RATIO, antialias=True),
             v2.RandomHorizontalFlip(),
-            v2.ColorJitter(brightness=32 / 255, contrast=0.5, saturation=0.5, hue=0.2),
+            v2.ColorJitter(brightness=BRIGHTNESS, contrast=CONTRAST, saturation=SATURATION, hue=HUE),
         ]
     )
 

@@ -40,6 +40,12 @@ def save_model(
     base: the name it was built by before it was augmented, timm's, or torchvision/NAME; networks of timm know it.
     options: the keywords that it was built with; the numbers of classes and of input channels are known.
     classes: their names.
+
+    >>> from aaconv import augment
+    >>> model, _ = augment(timm.create_model("test_resnet"), 32, where="layer4.0.conv1", combine="add")
+    >>> with TemporaryDirectory() as place:
+    ...     sorted(file.name for file in save_model(model, Path(place) / "network").iterdir())
+    ['README.md', 'config.json', 'model.safetensors']
     """
     folder = Path(folder)
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -62,7 +68,12 @@ def push_model(
     classes: Sequence[str] | None = None,
     private: bool = False,
 ) -> str:
-    """Upload an augmented network to owner/name on the hub; the other arguments are save_model's."""
+    """Upload an augmented network to owner/name on the hub; the other arguments are save_model's.
+
+    >>> push_model(nn.Sequential(), "network")
+    Traceback (most recent call last):
+    ValueError: the repository must be owner/name, got 'network'
+    """
     check_repository(repository)
     with _bundle(model, repository, base, options, classes) as draft:
         return upload(draft, repository, f"Add {repository.rpartition('/')[2]}", private)

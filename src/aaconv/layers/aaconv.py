@@ -13,8 +13,9 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 from typing_extensions import Self
 
-from ..attention import attend_2d, attention_maps, known_backend
+from ..attention import known_backend
 from .added import add_gated, take_original_keys
+from .branch import AttentionBranch
 from .channels import attention_channels, check_groups, in_each_dimension, one_of, resolve_channels
 from .convolution import (
     can_reuse_weights,
@@ -26,12 +27,9 @@ from .convolution import (
     likes_more_channels,
 )
 from .geometry import Axis, Geometry, resolve_window
-from .lazy import initialize, make_lazy
-from .pointwise import project_in, project_out
-from .pooling import resize
+from .lazy import make_lazy
 from .position import make_position
-from .projections import INITS, draw_projection, draw_queries, normalize_queries, table_statistics
-from .tables import RelativeTables, TableSpec
+from .projections import INITS, draw_projection, draw_queries
 from .tracing import leaf
 
 __all__ = ["AAConv1d", "AAConv2d", "AAConvNd", "attention_channels"]
@@ -39,11 +37,9 @@ __all__ = ["AAConv1d", "AAConv2d", "AAConvNd", "attention_channels"]
 Pair = int | tuple[int, ...]
 
 
-class AAConvNd(RelativeTables):
-    """What AAConv1d and AAConv2d share: everything but the number of dimensions. The attention works on a map
-    [batch, channels, height, width]; a sequence is a map of one row."""
+class AAConvNd(AttentionBranch):
+    """What AAConv1d and AAConv2d share: everything but the number of dimensions."""
 
-    dimensions: int
     conv_class: type[nn.Conv1d] | type[nn.Conv2d]
 
     def __init__(
@@ -176,42 +172,6 @@ class AAConvNd(RelativeTables):
         self._check_input(input)
         return self._combine(input, self._attend(input))
 
-    def attention_inputs(self, x: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """(qkv, rel_h, rel_w): what attend_2d works on for the input x [batch, in_channels, height, width].
-
-        qkv [batch, height', width', 2*key_channels + value_channels] at the attention's resolution (attention_size);
-        rel_h [2*height' - 1, key_channels / num_heads] (of the window, where there is one), with a first axis of
-        num_heads if they share none, rel_w alike; both None if the position is not relative. Of a sequence
-        [batch, in_channels, length] the map has one row, whose rel_h is zero. Tables that are still lazy are made.
-        """
-        self._check_input(x)
-        self.make_tables(*self._as_map(x).shape[-2:])
-        return self._attention_inputs(self.geometry.pool(self._as_map(x))[0])
-
-    def attention_maps(self, x: Tensor) -> Tensor:
-        """The weight pixel i gives to pixel j: [batch, num_heads, HW (i), HW (j)] at the attention's resolution."""
-        inputs = self.attention_inputs(x)
-        return attention_maps(*inputs, num_heads=self.num_heads, key_channels=self.key_channels, window=self.window)
-
-    def output_size(self, height: int, width: int) -> tuple[int, int]:
-        """(height, width) of the output for an input of height x width."""
-        return self.geometry.output_size(height, width)
-
-    def attention_size(self, height: int, width: int) -> tuple[int, int]:
-        """(height, width) of the attention map for an input of height x width."""
-        return self.geometry.attention_size(height, width)
-
-    def make_tables(self, height: int, width: int) -> None:
-        """Make tables that are still lazy for inputs of height x width, without a forward; others stay as they are."""
-        if self.rel_w is not None and is_lazy(self.rel_w):
-            map_seen = torch.empty(1, self.in_channels, height, width, device="meta")
-            initialize(self, self._from_map(map_seen))
-
-    def table_size(self, input: Tensor) -> tuple[int, int]:
-        """(height, width) that lazy tables get for an input."""
-        self._check_input(input)
-        return self.attention_size(*self._as_map(input).shape[-2:])
-
     def reset_parameters(self) -> None:
         """Draw everything anew, as at construction."""
         for module in (self.conv, self.qkv, self.project):
@@ -250,38 +210,6 @@ class AAConvNd(RelativeTables):
             f"{', qk_norm=True' if self.temperature is not None else ''}"
         )
 
-    def _check_input(self, x: Tensor) -> None:
-        if x.dim() != self.dimensions + 2 or x.shape[1] != self.in_channels:
-            axes = "height, width" if self.dimensions == 2 else "length"
-            raise ValueError(f"expected input [batch, {self.in_channels}, {axes}], got shape {list(x.shape)}")
-        if min(self.output_size(*self._as_map(x).shape[-2:])) < 1:
-            raise ValueError(
-                f"an input of shape {list(x.shape)} is too small for kernel_size={self.kernel_size}, "
-                f"padding={self.padding}, dilation={self.dilation}: no output pixel is left"
-            )
-
-    def _attend(self, x: Tensor) -> Tensor:
-        """The attention branch: [batch, in_channels, ...] -> [batch, value_channels, ...] of the output's size, or
-        [batch, out_channels, ...] with combine="add"."""
-        pooled, out_size = self.geometry.pool(self._as_map(x))
-        attended = attend_2d(
-            *self._attention_inputs(pooled),
-            num_heads=self.num_heads,
-            key_channels=self.key_channels,
-            backend=self.backend,
-            window=self.window,
-        )
-        attended = project_out(self.project, attended)
-        if self.downsample:
-            attended = resize(attended, out_size)
-        return self._from_map(attended)
-
-    def _attention_inputs(self, pooled: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        qkv = project_in(self.qkv, self.position.encode(pooled))
-        if self.temperature is not None:
-            qkv = normalize_queries(qkv, self.temperature, self.key_channels)
-        return qkv, *self.fitted_tables(*qkv.shape[1:3])
-
     def _combine(self, x: Tensor, attended: Tensor) -> Tensor:
         """What the layer returns: the convolution of x, and the attention behind it or on it."""
         if self.conv is None:
@@ -296,12 +224,6 @@ class AAConvNd(RelativeTables):
         # Launched one by one, the operators that would save a GPU this copy take the host longer than it takes the GPU.
         return torch.cat([self.conv(x), attended], dim=1)
 
-    def _table_spec(self) -> TableSpec:
-        depth = self.key_channels // self.num_heads
-        mean, std = table_statistics(self.init, depth)
-        names = ("rel_h", "rel_w")[-self.dimensions :] if self.position.has_tables else ()
-        return TableSpec(names, depth, None if self.share_heads else self.num_heads, mean, std, self.window is not None)
-
     def _make_geometry(self, pads_to_same: bool) -> Geometry:
         padding = (0,) * self.dimensions if isinstance(self.padding, str) else self.padding
         numbers = zip(self.kernel_size, self.stride, padding, self.dilation, strict=True)
@@ -314,12 +236,6 @@ class AAConvNd(RelativeTables):
     def _map_size(self, size: Pair) -> tuple[int, int]:
         height, width = (1, *self._tuple("size", size))[-2:]
         return height, width
-
-    def _as_map(self, x: Tensor) -> Tensor:
-        return x
-
-    def _from_map(self, x: Tensor) -> Tensor:
-        return x
 
 
 class AAConv2d(AAConvNd):

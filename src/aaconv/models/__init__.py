@@ -15,7 +15,8 @@ import timm
 from torch import nn
 
 from ..layers import dry_run
-from . import aa_mnasnet, aa_resnet, aa_retinanet, aa_small, aa_wide_resnet, augmented
+from . import aa_mnasnet, aa_resnet, aa_retinanet, aa_small, aa_wide_resnet
+from . import augmented as augmented
 from .aa_mnasnet import MnasNet
 from .aa_resnet import ResNet
 from .aa_retinanet import RetinaNet, retinanet
@@ -28,7 +29,6 @@ __all__ = [
     "RetinaNet",
     "SmallNet",
     "WideResNet",
-    "augmented",
     "create_model",
     "create_without_memory",
     "list_models",

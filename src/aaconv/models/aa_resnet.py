@@ -34,6 +34,8 @@ class ResNet(resnet.ResNet):
     gate: "se", "ge", "bam", "cbam", "gala" or None; its keywords (reduction, ...) are options.
     augmented: swap the first 3x3 of every block of the last three stages; AAConv2d's keywords are options.
     img_size: what the relative tables are made for; any other size runs as well.
+    stem_pool: halve the map behind the first convolution, as for 224 pixels; without it images of 64 have maps of 32,
+        16, 8 and 4, which are attended over as they are.
     options: the gate's, the attention's, and those of timm's ResNet.
     """
 
@@ -45,6 +47,7 @@ class ResNet(resnet.ResNet):
         gate: str | None = None,
         augmented: bool = False,
         img_size: int | tuple[int, int] = 224,
+        stem_pool: bool = True,
         **options: Any,
     ):
         gated, attention, rest = sort_options(
@@ -53,13 +56,15 @@ class ResNet(resnet.ResNet):
             ATTENTION_OPTIONS if augmented else set(),
             keyword_names(resnet.ResNet.__init__) - {"block", "layers"},
             owner=type(self).__name__,
-            also=["img_size"],
+            also=["img_size", "stem_pool"],
         )
         img_size = image_size(img_size)
         gate_class = None if gate is None else GATES[gate]
         if gate_class and gate_class.after == "block":
             rest["block_args"] = {"attn_layer": partial(gate_class, **gated), **(rest.get("block_args") or {})}
         super().__init__(_BLOCKS[block], layers, **rest)  # type: ignore[arg-type]
+        if not stem_pool:
+            self._leave_out_pooling()
         factory: dict[str, Any] = {"device": self.conv1.weight.device, "dtype": self.conv1.weight.dtype}
         first: Any = self.get_submodule("layer1.0")
         if first.downsample is None:
@@ -69,9 +74,14 @@ class ResNet(resnet.ResNet):
             for stage, info in zip(stages, self.feature_info[1:], strict=False):
                 stage.append(gate_class(info["num_chs"], **gated, **factory))  # type: ignore[arg-type]
         if augmented:
-            self._augment(block, img_size, attention)
+            self._augment(block, img_size, attention, downsample=stem_pool)
 
-    def _augment(self, block: str, img_size: tuple[int, int], attention: dict[str, Any]) -> None:
+    def _leave_out_pooling(self) -> None:
+        maps: list[dict[str, Any]] = self.feature_info
+        self.maxpool = nn.Sequential()
+        self.feature_info = [maps[0], *(info | {"reduction": info["reduction"] // 2} for info in maps[1:])]
+
+    def _augment(self, block: str, img_size: tuple[int, int], attention: dict[str, Any], *, downsample: bool) -> None:
         conv = "conv1" if block == "basic" else "conv2"
         augment_network(
             self,
@@ -79,7 +89,7 @@ class ResNet(resnet.ResNet):
             img_size,
             attention,
             where=re.compile(rf"layer[234]\.\d+\.{conv}"),
-            downsample=lambda name, conv, size: name.startswith("layer2."),
+            downsample=lambda name, conv, size: downsample and name.startswith("layer2."),
         )
 
 

@@ -1,8 +1,7 @@
 """The Wide-ResNet of table 1 of the paper; aa_wide_resnet.py has its names.
 
 "Wide Residual Networks", Zagoruyko and Komodakis 2016, arXiv:1605.07146, as the AutoAugment code builds them (Cubuk et
-al. 2018, arXiv:1805.09501): shortcuts without parameters, further ones around every stage and around all three, and
-batch norms without a learned scale.
+al. 2018, arXiv:1805.09501): shortcuts without parameters, and further ones around every stage and around all three.
 """
 
 import re
@@ -17,7 +16,6 @@ from timm.models import checkpoint_seq
 from torch import Tensor, nn
 
 from ..layers.gates import GATES
-from .batch_norm import ShiftBatchNorm2d
 from .classifier import Classifier
 from .family import ATTENTION_OPTIONS, augment_network, gate_options, image_size, sort_options
 from .timm_seam import feature_take_indices
@@ -56,10 +54,10 @@ class PreActBlock(nn.Module):
     ):
         super().__init__()
         self.shared_activation = shared_activation
-        self.bn1 = ShiftBatchNorm2d(in_channels, **factory)
+        self.bn1 = nn.BatchNorm2d(in_channels, **factory)
         self.act1 = nn.ReLU(inplace=True)
         self.conv1 = nn.Conv2d(in_channels, channels, 3, stride, padding=1, bias=False, **factory)
-        self.bn2 = ShiftBatchNorm2d(channels, **factory)
+        self.bn2 = nn.BatchNorm2d(channels, **factory)
         self.act2 = nn.ReLU(inplace=True)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False, **factory)
         self.gate = gate or nn.Identity()
@@ -152,7 +150,7 @@ class WideResNet(Classifier):
             self.feature_info.append({"num_chs": wide, "reduction": 2**index, "module": f"stages.{index}"})
         self.stages = nn.Sequential(*stages)
         self.shortcut = Shortcut(channels[0], channels[-1], 4)
-        self.norm: nn.Module = ShiftBatchNorm2d(channels[-1], **factory)
+        self.norm: nn.Module = nn.BatchNorm2d(channels[-1], **factory)
         self.act: nn.Module = nn.ReLU(inplace=True)
         self.add_head(channels[-1], global_pool, **factory)
         if augmented:

@@ -87,7 +87,9 @@ def _row_cells(
         elif column in ACCURACY:
             behind = _experiments(ours, table, row, column)
             exact = behind[0].mean(metric_name(column)) if behind else None
-            note = "; ".join(filter(None, (note, _about(behind, column, row.fitted))))
+            note = "; ".join(
+                filter(None, (note, _about(behind, column, row.fitted), _other_network(behind, table, row)))
+            )
         elif column in LATENCY:
             exact = latencies.get((row.model, _key(row.options)), {}).get(column)
         text = None
@@ -153,13 +155,20 @@ def measured(number: int, row: Row, column: str) -> float | None:
 
 
 def _experiments(ours: list[Experiment], table: PaperTable, row: Row, column: str) -> list[Experiment]:
-    """The longest of our experiments behind a cell; first the one that changes least of the paper's settings, then the
-    one with the most runs that have the value."""
+    """The longest of our experiments behind a cell; first those with the network as it is built today, of them the one
+    that changes least of the paper's settings, then the one with the most runs that have the value."""
     wanted, name = (table.dataset, row.model, row.options), metric_name(column)
     found = [one for one in ours if (one.dataset, one.model, one.options) == wanted and one.values(name)]
     longest = max((one.epochs or 0 for one in found), default=0)
     found = [one for one in found if (one.epochs or 0) == longest]
-    return sorted(found, key=lambda one: (len(one.changes), -len(one.values(name))))
+    return sorted(found, key=lambda one: (_is_another(one, table, row), len(one.changes), -len(one.values(name))))
+
+
+def _is_another(one: Experiment, table: PaperTable, row: Row) -> bool:
+    """Did its network have other parameters than the row's has today? Of another size of image it has anyway."""
+    if one.parameters is None or "size" in one.changes:
+        return False
+    return one.parameters != _cost(table, row).params
 
 
 def _about(behind: list[Experiment], column: str, fitted: dict[str, object]) -> str | None:
@@ -176,9 +185,16 @@ def _about(behind: list[Experiment], column: str, fitted: dict[str, object]) -> 
     if fitted:
         about += f" without {', '.join(f'{name}={value!r}' for name, value in fitted.items())}"
     if deviation is not None:
-        about += f", standard deviation {deviation:.2f}"
+        interval = experiment.interval(metric_name(column))
+        about += f", standard deviation {deviation:.2f}, 95 % interval of the mean ± {interval:.2f}"
     ways = [f"{one.mean(metric_name(column)):.1f} with {_changed(one) or one.name}" for one in others]
     return "; ".join([about, *ways])
+
+
+def _other_network(behind: list[Experiment], table: PaperTable, row: Row) -> str | None:
+    if not behind or not _is_another(behind[0], table, row):
+        return None
+    return f"that network had {behind[0].parameters:,} parameters, today's has {_cost(table, row).params:,}"
 
 
 def _changed(experiment: Experiment) -> str:

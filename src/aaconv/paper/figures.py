@@ -19,6 +19,7 @@ from ..recipes.paper import TABLES, Row
 from ..utils import figures
 from ..utils.figures import BLUE, GREY, INK, RED, STYLE
 from .cells import measured
+from .our_figures import OUR_FIGURES
 
 AXES = {"Params": "parameters (millions)", "GFlops": "GFlops, as the paper counts"}
 FULLY_ATTENTIONAL_GAIN = 2.8
@@ -37,12 +38,14 @@ class Series:
 
 
 def save(kind: str, path: str | Path) -> Path:
-    """Draw one figure of the paper into a .png, .svg or .pdf file, replaced whole; its folder must be there."""
+    """Draw a figure, the paper's or of our runs, into a .png, .svg or .pdf file, replaced whole, in a folder that is
+    there."""
     path = Path(path)
-    if kind not in FIGURES:
-        raise ValueError(f"unknown figure {kind!r}; choose one of {', '.join(FIGURES)}")
+    known = FIGURES | OUR_FIGURES
+    if kind not in known:
+        raise ValueError(f"unknown figure {kind!r}; choose one of {', '.join(known)}")
     figures.check_ending(path)
-    figures.write(FIGURES[kind], path, STYLE)
+    figures.write(known[kind], path, STYLE)
     return path
 
 

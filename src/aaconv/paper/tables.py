@@ -26,6 +26,7 @@ from ..runs.results import Experiment
 from ..utils.metrics import metric_name
 from ..utils.terminal import console, new_table
 from .cells import COUNTED, TRUE_GFLOPS, Cell, cells_of, of_table, on_other_data
+from .other_data import print_on_other_data, rows_on_other_data
 
 
 def print_tables(
@@ -38,7 +39,14 @@ def print_tables(
     if as_json:
         records = [_as_json(number, one) for number in numbers for one in of_table(TABLES[number], ours)]
         records += [_as_json(None, one) for some in elsewhere.values() for one in some]
-        print(json.dumps({"cells": [asdict(cell) for cell in found], "runs": records}, indent=2))
+        others = [
+            {"row": own.row.name} | _as_json(number, one)
+            for number in numbers
+            for own in rows_on_other_data(TABLES[number], ours)
+            for one in own.on.values()
+        ]
+        content = {"cells": [asdict(cell) for cell in found], "runs": records, "on_other_data": others}
+        print(json.dumps(content, indent=2))
         return
     output = console()
     for number, of_number in groupby(found, key=lambda cell: cell.table):
@@ -48,6 +56,7 @@ def print_tables(
         for mark, note in enumerate(notes, 1):
             output.print(f"  {mark}) {note}", highlight=False, markup=False)
         output.print()
+        print_on_other_data(output, TABLES[number], ours)
         if runs := of_table(TABLES[number], ours):
             _print_runs(output, "our runs", runs)
     for dataset, runs in elsewhere.items():
@@ -118,7 +127,12 @@ def _as_json(number: int | None, one: Experiment) -> dict[str, object]:
     about: dict[str, Any] = {"table": number, "dataset": one.dataset, "recipe": one.name}
     about |= {"model": one.model, "options": one.options, "epochs": one.epochs}
     means = {
-        metric: {"mean": one.mean(metric), "deviation": one.deviation(metric), "values": one.values(metric)}
+        metric: {
+            "mean": one.mean(metric),
+            "deviation": one.deviation(metric),
+            "interval": one.interval(metric),
+            "values": one.values(metric),
+        }
         for metric in map(metric_name, ACCURACY)
         if one.values(metric)
     }

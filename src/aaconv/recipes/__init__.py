@@ -5,12 +5,14 @@ recipes.save(recipe, "recipe.yaml")     # and recipes.load takes it back
 recipes.override(recipe, {"epochs": 30, "model_options": {"num_heads": 4}})
 """
 
+from .ablations import ABLATIONS
 from .catalogue import PARTIAL, get, names, paper_row, paper_value, register
 from .detection import DETECTION
 from .overrides import override
 from .recipe import Evidence, Model, Recipe
 from .yaml_file import load, save
 
+register(*ABLATIONS)
 register(*DETECTION)
 
 __all__ = [

@@ -47,7 +47,8 @@ class Recipe:
     """What it is, in one line."""
     model: Model
     data: str
-    """shapes, cifar10, cifar100, imagenet, folder/PATH, wds/PATH or hfds/NAME; coco/PATH for detection."""
+    """shapes, shapes:distance=N, cifar10, cifar100, tiny-imagenet, imagenet, folder/PATH, wds/PATH or hfds/NAME;
+    coco/PATH for detection."""
     epochs: int
     """Epochs to train."""
     batch: int
@@ -65,6 +66,8 @@ class Recipe:
     """Mean and standard deviation of the images: the data set's, or those that a pretrained network has seen."""
     workers: int = 4
     """Data loader workers; small data sets need none."""
+    in_memory: bool = False
+    """Decode the images of files once, at the input size, and keep them on the device; small data sets are anyway."""
     max_unreadable: int = 100
     """Unreadable images that are skipped before the run stops."""
     train_limit: int | None = None
@@ -84,6 +87,8 @@ class Recipe:
     """Batch size that lr_base is meant for."""
     momentum: float = 0.9
     """Momentum of the optimizer."""
+    nesterov: bool = False
+    """Nesterov momentum for the optimizer "momentum"; "sgd" has it anyway."""
     lr_backbone: float = 1.0
     """Factor of the learning rate for all parameters but those of the head and of attention."""
     lr_attention: float = 1.0
@@ -144,6 +149,8 @@ class Recipe:
     """Mode of torch.compile for the training step."""
     sync_batch_norm: bool = False
     """Batch norm statistics over all processes."""
+    ghost_batch: int | None = None
+    """Images per group of batch norm statistics (ghost batch norm); None: all of a process."""
     deterministic: bool = False
     """Deterministic algorithms only; on the CPU they are anyway."""
     patience: int | None = None
@@ -173,13 +180,19 @@ class Recipe:
             raise ValueError(f"the schedule 'exponential' needs one of decay_epochs, got {list(self.decay_epochs)}")
         if self.batch % self.accumulate:
             raise ValueError(f"batch must be divisible by accumulate, got {self.batch} and {self.accumulate}")
+        if self.nesterov and self.optimizer not in ("momentum", "sgd"):
+            raise ValueError(f"nesterov is for the optimizer 'momentum', got optimizer={self.optimizer!r}")
+        if self.in_memory and self.task != "classify":
+            raise ValueError(f"in_memory is for the task 'classify', got task={self.task!r}; leave it out")
+        if self.ghost_batch is not None and self.sync_batch_norm:
+            raise ValueError("ghost_batch and sync_batch_norm exclude each other: choose one")
 
 
 LARGEST_SIZE = 16_384
 """Pixels of a side: an image of them is a gigabyte."""
 
 _LIMITS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
-    ("epochs batch train_limit eval_limit accumulate keep", lambda n: n >= 1, "at least 1"),
+    ("epochs batch train_limit eval_limit accumulate keep ghost_batch", lambda n: n >= 1, "at least 1"),
     ("size", lambda n: 1 <= n <= LARGEST_SIZE, f"1 to {LARGEST_SIZE}"),
     ("eval_every checkpoint_every", lambda n: n >= 1, "at least 1"),
     ("workers max_unreadable holdout seed weight_decay min_lr eps", lambda x: x >= 0, "at least 0"),

@@ -31,10 +31,16 @@ MEASURED = (*TITLES, "seconds_per_epoch")
 KINDS = {
     **dict.fromkeys(("dataset", "name", "model", "data"), str),
     **dict.fromkeys(("options", "overrides"), dict),
-    **dict.fromkeys(("seed", "epochs"), int),
+    **dict.fromkeys(("seed", "epochs", "parameters"), int),
     **dict.fromkeys(MEASURED, int | float),
 }
 """What the fields of a record are, where they are there; only what is measured may be None."""
+
+T_95 = (
+    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
+    *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
+)
+"""Student's t at 97.5 %, of 1 degree of freedom and more; beyond 30 the last is a little too wide."""
 
 Record = dict[str, Any]
 
@@ -64,6 +70,18 @@ class Experiment:
         """The standard deviation of a run; None where there is only one."""
         values = self.values(metric)
         return stdev(values) if len(values) > 1 else None
+
+    def interval(self, metric: str) -> float | None:
+        """Half the width of the 95 % interval of the mean, by Student's t; None where there is only one run."""
+        deviation, number = self.deviation(metric), len(self.values(metric))
+        if deviation is None:
+            return None
+        return T_95[min(number - 2, len(T_95) - 1)] * deviation / math.sqrt(number)
+
+    @property
+    def parameters(self) -> int | None:
+        """Of the network, where the runs say it."""
+        return self.runs[0].get("parameters")
 
     @property
     def recipe(self) -> recipes.Recipe | None:
@@ -166,6 +184,7 @@ def experiments(records: Iterable[Record]) -> list[Experiment]:
     groups: dict[str, list[Record]] = {}
     for record in records:
         key = [record["dataset"], _name(record), record["model"], record["options"], record.get("epochs")]
+        key.append(record.get("parameters"))  # a network may have changed under its name
         groups.setdefault(json.dumps([*key, changes_of(record)], sort_keys=True), []).append(record)
     order = {name: place for place, name in enumerate(recipes.names())}
     found = [_experiment(group) for group in groups.values()]

@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 
-from ..data import ArrayDataset, Dataset, make_loader
+from ..data import Dataset, make_loader
 from ..data.policy import Policy
 from ..data.transforms import EVAL_CROP
 from ..models import create_without_memory, list_models
@@ -55,9 +55,7 @@ class Classify(Task):
     def config(self, info: DataInfo) -> dict[str, Any]:
         config = super().config(info)
         config["model_args"] |= _own_size(self.recipe.model.name, info)
-        train = self.data[0]
-        whole = isinstance(train, ArrayDataset) and train.images.shape[1] == info.size
-        config["pretrained_cfg"]["crop_pct"] = 1.0 if whole else EVAL_CROP
+        config["pretrained_cfg"]["crop_pct"] = 1.0 if self.data[0].side == info.size else EVAL_CROP
         return config
 
     def loaders(self, batch: int, world: World) -> tuple[Loader, Loader]:
@@ -70,6 +68,7 @@ class Classify(Task):
                 size=recipe.size,
                 workers=recipe.workers,
                 max_unreadable=recipe.max_unreadable,
+                in_memory=recipe.in_memory,
                 device=world.device,
                 seed=recipe.seed,
                 policy=self._policy,

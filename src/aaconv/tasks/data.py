@@ -86,14 +86,12 @@ def select(dataset: Dataset, indices: Tensor) -> Dataset:
 
 def image_size(recipe: Recipe, dataset: Dataset) -> int:
     """Height and width of the images that the network sees."""
-    if recipe.size is not None:
-        return recipe.size
-    return dataset.images.shape[1] if isinstance(dataset, ArrayDataset) else LARGE
+    return recipe.size or dataset.side or LARGE
 
 
 def shapes_options(recipe: Recipe, *, train: bool) -> dict[str, Any]:
     """shapes are drawn in the size that is wanted, and no more of them than are."""
-    if recipe.data != "shapes":
+    if recipe.data.partition(":")[0] != "shapes":
         return {}
     limit = recipe.train_limit if train else recipe.eval_limit
     number = None if limit is None else limit + (recipe.holdout if train else 0)

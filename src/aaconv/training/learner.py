@@ -13,7 +13,8 @@ from ..tasks.task import Task
 from ..utils.distributed import World, communicating
 from ..utils.precision import autocast
 from ..utils.weights import Tensors
-from .optimize import load_optimizer, make_optimizer, make_schedule, optimizer_tensors, rate_of
+from .ghost_batch_norm import use_ghost_batch_norm
+from .optimize import batch_norm_scales, load_optimizer, make_optimizer, make_schedule, optimizer_tensors, rate_of
 from .parameter_groups import backbone_parameters, head_parameters
 from .running_sums import RunningSums
 
@@ -27,7 +28,11 @@ class Learner:
     def __init__(self, recipe: Recipe, task: Task, world: World, steps_per_epoch: int) -> None:
         self.recipe, self.task, self.world = recipe, task, world
         torch.manual_seed(mix(recipe.seed, 0))
-        model = world.prepare(task.build(task.data_info(), start=True), sync_batch_norm=recipe.sync_batch_norm)
+        model = task.build(task.data_info(), start=True)
+        if recipe.ghost_batch is not None:
+            _check_ghost_batch(recipe, world)
+            model = use_ghost_batch_norm(model, recipe.ghost_batch)
+        model = world.prepare(model, sync_batch_norm=recipe.sync_batch_norm)
         if recipe.head == "zero":
             for parameter in head_parameters(model):
                 torch.nn.init.zeros_(parameter)
@@ -134,10 +139,19 @@ class Learner:
         self.model.load_state_dict(tensors["model"])
         if self.ema is not None:
             self.ema.module.load_state_dict(tensors["ema"])
-        load_optimizer(self.optimizer, tensors["optimizer"], rest["optimizer"])
+        new = batch_norm_scales(self.model)
+        load_optimizer(self.optimizer, tensors["optimizer"], rest["optimizer"], new)
         self.scaler.load_state_dict(rest["scaler"])
         random, rank, device = tensors["random"], self.world.rank, self.world.device
         if f"{rank}.cpu" in random:
             torch.set_rng_state(random[f"{rank}.cpu"])
         if device.type == "cuda" and f"{rank}.cuda" in random:
             torch.cuda.set_rng_state(random[f"{rank}.cuda"], device)
+
+
+def _check_ghost_batch(recipe: Recipe, world: World) -> None:
+    images = recipe.batch // (world.size * recipe.accumulate)
+    if recipe.ghost_batch is not None and images % recipe.ghost_batch:
+        raise ValueError(
+            f"ghost_batch must divide the images of a process and accumulation step, {images}, got {recipe.ghost_batch}"
+        )

@@ -1,5 +1,6 @@
 """The optimiser and the learning rate of a recipe, both timm's."""
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -38,7 +39,7 @@ def make_optimizer(recipe: Recipe, model: nn.Module) -> Optimizer:
     try:
         optimizer = create_optimizer_v2(
             groups,
-            opt=recipe.optimizer,
+            opt="sgd" if recipe.nesterov else recipe.optimizer,  # timm's "sgd" is "momentum" with Nesterov's
             lr=peak_rate(recipe),
             weight_decay=recipe.weight_decay,
             momentum=recipe.momentum,
@@ -145,14 +146,62 @@ def _check_state(optimizer: Optimizer, state: dict[int, dict[str, Any]]) -> None
                 raise ValueError(f"the {name!r} of its optimizer does not fit parameter {index}, {list(shape)}")
 
 
-def load_optimizer(optimizer: Optimizer, tensors: dict[str, torch.Tensor], rest: dict[str, Any]) -> None:
+def batch_norm_scales(model: nn.Module) -> set[nn.Parameter]:
+    """The learned scales of a network's batch norms. Wide-ResNets of older checkpoints have the scale one, as a buffer:
+    their weights load as they are, and `load_optimizer` is to know which parameters are new."""
+    norms = (module for module in model.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+    return {norm.weight for norm in norms if isinstance(norm.weight, nn.Parameter)}
+
+
+def _places_before(optimizer: Optimizer, new: Collection[nn.Parameter], groups: Any) -> list[int] | None:
+    """Where the parameters of a state from before the new ones are now; None where it has all of them."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    kept = [place for place, parameter in enumerate(parameters) if parameter not in new]
+    if not new or not isinstance(groups, list) or sum(len(group["params"]) for group in groups) != len(kept):
+        return None
+    return kept
+
+
+def _groups_with_new(own: list[dict[str, Any]], saved: list[dict[str, Any]], kept: list[int]) -> list[dict[str, Any]]:
+    """The saved groups with the new parameters in them."""
+    for ours, theirs in zip(own, saved, strict=True):
+        if [place for place in ours["params"] if place in kept] != [kept[place] for place in theirs["params"]]:
+            raise ValueError("its optimizer has other groups of parameters")
+    return [theirs | {"params": ours["params"]} for ours, theirs in zip(own, saved, strict=True)]
+
+
+def _values_with_new(optimizer: Optimizer, values: dict[str, Any], kept: list[int]) -> dict[str, Any]:
+    """The saved values by the places of today, and zeros for the new parameters, at the step of the first one."""
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+    names = {key.partition(".")[2] for key in values if not key.startswith(GROUP)}
+    found = {key: value for key, value in values.items() if key.startswith(GROUP)}
+    for before, place in enumerate(kept):
+        found |= {f"{place}.{name}": values[f"{before}.{name}"] for name in names if f"{before}.{name}" in values}
+    first = {name: values[f"0.{name}"] for name in names if f"0.{name}" in values}
+    for place in set(range(len(parameters))) - set(kept):
+        zeros = {name: torch.zeros_like(parameters[place]) for name in first.keys() & set(LIKE_PARAMETERS)}
+        found |= {f"{place}.{name}": value for name, value in (first | zeros).items()}
+    return found
+
+
+def load_optimizer(
+    optimizer: Optimizer,
+    tensors: dict[str, torch.Tensor],
+    rest: dict[str, Any],
+    new: Collection[nn.Parameter] = frozenset(),
+) -> None:
     """Take back what `optimizer_tensors` gave; what is shaped like its parameter gets its memory layout, too.
 
+    new: parameters that the state of an older checkpoint may lack; they begin with zeros.
     A ValueError where it is of another optimiser: that would train on, with whatever was saved.
     """
     state: dict[int, dict[str, Any]] = {}
-    groups = _checked_groups(optimizer.state_dict()["param_groups"], rest["groups"])
-    for key, value in {**tensors, **rest["numbers"]}.items():
+    own, saved = optimizer.state_dict()["param_groups"], rest["groups"]
+    kept = _places_before(optimizer, new, saved)
+    groups = _checked_groups(own, saved if kept is None else _groups_with_new(own, saved, kept))
+    values = {**tensors, **rest["numbers"]}
+    values = values if kept is None else _values_with_new(optimizer, values, kept)
+    for key, value in values.items():
         index, _, name = key.partition(".")
         if index.startswith(GROUP):
             groups[int(index.removeprefix(GROUP))][name] = value

@@ -156,6 +156,10 @@ class Trainer:
         """Steps since the beginning of the run."""
         return self.epoch * self.steps_per_epoch + self.step
 
+    @property
+    def _over(self) -> bool:
+        return is_over(self.recipe, self.epoch, self.rows, self.best, self.task.headline)
+
     def train(self) -> dict[str, Any]:
         """Train to the end; the summary is returned."""
         if self.world.is_main:
@@ -163,7 +167,7 @@ class Trainer:
         with self.interrupts, self.display:
             for line in self.writer.lines:
                 self.display.say(line)
-            while not self._is_over():
+            while not self._over:
                 self.train_epoch()
                 self.finish_epoch()
         return self.world.on_main(self._finish)
@@ -258,16 +262,8 @@ class Trainer:
         self.world.on_main(lambda: self._write_epoch(improved))
         self.display.epoch(row)
         every = self.recipe.checkpoint_every
-        if self._is_over() or every is None or self.steps % every == 0:
+        if self._over or every is None or self.steps % every == 0:
             self._save()
-
-    def _is_over(self) -> bool:
-        """Are all epochs done, or were there so many evaluations without a better one as the recipe allows?"""
-        patience = self.recipe.patience
-        if self.epoch >= self.recipe.epochs or patience is None or self.best is None:
-            return self.epoch >= self.recipe.epochs
-        later = self.rows[self.best["epoch"] :]
-        return sum(row.get(self.task.headline) is not None for row in later) >= patience
 
     def _evaluate(self) -> dict[str, float | None]:
         eval_model = self.learner.eval_model.eval()
@@ -366,6 +362,13 @@ class Trainer:
     def _stop_clock(self) -> float:
         self.seconds, self._begun = self._elapsed(), None
         return max(self.seconds, 1e-9)
+
+
+def is_over(recipe: Recipe, epoch: int, rows: list[Row], best: dict[str, Any] | None, headline: str) -> bool:
+    """Are all epochs done, or were there so many evaluations without a better one as the recipe allows?"""
+    if epoch >= recipe.epochs or recipe.patience is None or best is None:
+        return epoch >= recipe.epochs
+    return sum(row.get(headline) is not None for row in rows[best["epoch"] :]) >= recipe.patience
 
 
 def _check_position(found: Checkpoint, steps_per_epoch: int) -> None:

@@ -1,0 +1,121 @@
+"""Tiny-ImageNet as its archive unpacks, on a folder of a few images, and everything that may be missing of it."""
+
+import random
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from aaconv.cli import main
+from aaconv.data import CropAndFlip, DeviceLoader, FileDataset, make_loader, open_dataset, tiny_imagenet
+from aaconv.data.class_names import class_title
+from aaconv.runs.load import load_model
+
+WNIDS = ("n02124075", "n01443537", "n04067472")
+CLASSES = tuple(sorted(WNIDS))
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch):
+    """Three classes with four images each, and two to evaluate on."""
+    for name, value in (("CLASSES", 3), ("TRAIN", 4), ("VAL", 2)):
+        monkeypatch.setattr(tiny_imagenet, name, value)
+
+
+@pytest.fixture(scope="module")
+def original(tmp_path_factory):
+    root = tmp_path_factory.mktemp("data")
+    folder, random_pixels = root / "tiny-imagenet-200", np.random.default_rng(0)
+
+    def save(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(random_pixels.integers(256, size=(64, 64, 3), dtype=np.uint8)).save(path, "JPEG")
+
+    rows = []
+    for label, name in enumerate(WNIDS):
+        for number in range(4):
+            save(folder / "train" / name / "images" / f"{name}_{number}.JPEG")
+        (folder / "train" / name / f"{name}_boxes.txt").write_text("")
+        for number in range(2):
+            file = f"val_{2 * label + number}.JPEG"
+            save(folder / "val" / "images" / file)
+            rows.append(f"{file}\t{name}\t0\t0\t62\t62\n")
+    Image.new("L", (64, 64), 90).save(folder / "train" / WNIDS[0] / "images" / f"{WNIDS[0]}_0.JPEG")  # some are grey
+    random.Random(0).shuffle(rows)
+    (folder / "val" / "val_annotations.txt").write_text("".join(rows))
+    (folder / "wnids.txt").write_text("\n".join(WNIDS) + "\n")
+    (folder / "words.txt").write_text("n01443537\tgoldfish\n")
+    return root
+
+
+@pytest.fixture
+def root(original, tmp_path):
+    """A copy, to be damaged."""
+    return shutil.copytree(original, tmp_path / "data")
+
+
+def test_both_parts_with_their_labels(original):
+    train, test = (open_dataset("tiny-imagenet", original, split) for split in ("train", "test"))
+    assert isinstance(train, FileDataset)
+    assert train.classes == test.classes == CLASSES
+    assert class_title(CLASSES[0]) == "goldfish"
+    assert [label for _, label in train] == sorted([0, 1, 2] * 4)
+    assert [label for _, label in test] == [CLASSES.index(name) for name in WNIDS for _ in range(2)]
+    assert train[4][0].shape == (3, 64, 64)
+    assert train.side == 64
+    assert train.augmentation == CropAndFlip(pad=8)
+
+
+def test_the_folder_itself_can_be_named(original):
+    assert len(open_dataset("tiny-imagenet", original / "tiny-imagenet-200")) == 12
+
+
+def test_an_image_is_evaluated_whole(original):
+    test = open_dataset("tiny-imagenet", original, "test")
+    kept = make_loader(test, 6, train=False, in_memory=True, workers=0)
+    read = make_loader(test, 6, train=False, workers=0)
+    assert isinstance(kept, DeviceLoader)
+    assert torch.equal(kept.padded, torch.stack([image.permute(1, 2, 0) for image, _ in test]))
+    for some, other in zip(next(kept.batches()), next(read.batches()), strict=True):
+        assert torch.equal(some, other)
+
+
+@pytest.mark.parametrize(
+    ("damage", "split", "told"),
+    [
+        (lambda folder: shutil.rmtree(folder), "train", "unpack tiny-imagenet-200.zip into"),
+        (lambda folder: (folder / "wnids.txt").write_text("n1 n2"), "train", "has 2 classes, expected 3"),
+        (
+            lambda folder: shutil.rmtree(folder / "train" / "n01443537"),
+            "train",
+            "train is not complete: n01443537 has 0 images, expected 4, and 1 of 3 classes are like it",
+        ),
+        (lambda folder: (folder / "val" / "images" / "val_3.JPEG").unlink(), "test", "val is not complete: n01443537 "),
+        (lambda folder: (folder / "val" / "val_annotations.txt").unlink(), "test", "val_annotations.txt is missing"),
+        (lambda folder: (folder / "val" / "val_annotations.txt").write_text("val_0.JPEG"), "test", "is damaged"),
+        (
+            lambda folder: (folder / "val" / "val_annotations.txt").write_text("val_0.JPEG\tn9"),
+            "test",
+            "has images of 'n9', which wnids.txt does not have",
+        ),
+    ],
+)
+def test_what_is_missing_is_named(damage, split, told, root):
+    damage(root / "tiny-imagenet-200")
+    with pytest.raises(OSError, match=told):
+        open_dataset("tiny-imagenet", root, split)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("no_curves", "one_thread")
+def test_a_recipe_trains_on_it(original, tmp_path, capsys):
+    run = tmp_path / "run"
+    words = f"tiny-imagenet-resnet18-aa-se --data-dir {original} --epochs 1 --batch 4 --device cpu --workers 0"
+    assert main(["train", *words.split(), "--run", str(run)]) == 0
+    loaded = load_model(run)
+    assert (loaded.size, loaded.crop, loaded.classes) == (64, 1.0, CLASSES)
+    capsys.readouterr()
+    assert main(["eval", str(run), "--device", "cpu"]) == 0
+    assert "6 images of tiny-imagenet" in capsys.readouterr().out
