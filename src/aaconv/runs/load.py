@@ -41,7 +41,13 @@ from .run_types import data_info_of
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A network in evaluation mode and what it takes to use it: names of classes, statistics and size of images."""
+    """A network in evaluation mode and what it takes to use it: names of classes, statistics and size of images.
+
+    >>> import timm
+    >>> in_hand = TrainedModel.of(timm.create_model("test_resnet", num_classes=2), classes=["cat", "dog"])
+    >>> in_hand.classes, in_hand.size, in_hand.interpolation
+    (('cat', 'dog'), 160, 'bilinear')
+    """
 
     model: nn.Module
     recipe: Recipe | None
