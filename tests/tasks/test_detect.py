@@ -432,6 +432,10 @@ def test_the_command_names_bad_images_and_does_the_others(run, coco_folder, tmp_
         (["{run}", "{image}", "--sheet", "{out}/nowhere/sheet.png"], "no folder"),
         (["{run}", "{image}", "--weights", "ema"], "no weights 'ema'"),
         (["{run}", "{image}", "-o", "{image}"], "is a file, not a folder"),
+        (
+            ["{run}", "{image}", "-o", "found.json"],
+            "found.json is to be a folder for the pictures and detections.json; leave out .json",
+        ),
         (["{run}", "{image}", "-o", "{image}/x"], "000101.png/x cannot be written: Not a directory; choose another"),
     ],
 )

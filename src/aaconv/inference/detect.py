@@ -62,6 +62,8 @@ def detect_files(
     files, output = list(files), Path(output)
     if output.exists() and not output.is_dir():
         raise ValueError(f"{output} is a file, not a folder for the pictures; name another")
+    if not output.exists() and output.suffix in (".json", ".csv", ".png", ".jpg"):
+        raise ValueError(f"{output} is to be a folder for the pictures and {FILE_NAME}; leave out {output.suffix}")
     with naming_unwritable(output):
         output.mkdir(parents=True, exist_ok=True)
     if sheet_file is not None:
