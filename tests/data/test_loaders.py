@@ -342,6 +342,15 @@ def test_images_of_files_have_224_pixels_unless_told(tmp_path):
         assert images.shape == (2, 3, 224, 224)
 
 
+def test_training_augments_the_images_of_files_and_evaluation_does_not(tmp_path):
+    dataset = open_dataset(str(save_images(tmp_path, 2)))
+    for train in (True, False):
+        loader = make_loader(dataset, 2, train=train, size=16, workers=0)
+        epochs = [next(iter(loader.batches(epoch))) for epoch in range(2)]
+        first, second = (images[labels.argsort()] for images, labels in epochs)
+        assert torch.equal(first, second) == (not train)
+
+
 def test_normalised_shapes_have_mean_zero_and_deviation_one():
     images, _ = next(iter(make_loader(open_dataset("shapes", number=1000), 1000, train=True).batches()))
     assert images.mean().abs() < 0.1

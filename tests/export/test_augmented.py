@@ -141,7 +141,7 @@ def test_a_push_uploads_what_a_folder_holds(tmp_path, monkeypatch):
 def test_the_entry_point_names_what_is_missing():
     with pytest.raises(ValueError, match="augmented needs base=NAME"):
         aaconv.create_model("augmented")
-    with pytest.raises(ValueError, match="there is no model 'resnet1'"):
+    with pytest.raises(ValueError, match="unknown model 'resnet1'"):
         aaconv.create_model("augmented", base="resnet1")
     with pytest.raises(ValueError, match="must be mappings with `where`"):
         aaconv.create_model("augmented", base="resnet10t", augmentations=[{"combine": "add"}])

@@ -170,6 +170,7 @@ def test_two_groups_that_do_not_divide_are_named():
         ({"key_ratio": float("inf")}, "key_ratio must be finite, got key_ratio=inf"),
         ({"value_ratio": float("nan")}, "value_ratio must not be negative, got value_ratio=nan"),
         ({"groups": 0}, "groups must divide out_channels, got groups=0, out_channels=64"),
+        ({"groups": 16, "value_channels": 8}, "the 56 channels left .* divisible by groups=16; try value_channels=16"),
         ({"position": "absolute"}, "position must be one of"),
         ({"downsample": -1}, "downsample must be"),
         ({"init": "zeros"}, "init must be"),

@@ -27,6 +27,7 @@ def test_an_even_kernel_averages_the_pixels_of_its_stride(kernel, stride, paddin
 @pytest.mark.parametrize(
     ("axis", "window"),
     [
+        (Axis(), (0, 0, 1)),
         (Axis(3, 1, 1), (0, 0, 1)),
         (Axis(3, 2, 1), (0, 0, 3)),
         (Axis(5, 3, 2), (0, 0, 3)),  # an odd stride averages as many pixels

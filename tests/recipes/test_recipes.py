@@ -139,7 +139,10 @@ def test_yaml_loses_nothing(recipe):
     decays=st.lists(st.floats(1e-9, 1e9)).map(tuple),
     text=st.text(st.characters(codec="utf-8", exclude_categories=("Cc", "Cs"))),
     option=st.one_of(
-        st.booleans(), st.integers(), st.floats(allow_nan=False), st.text("no yes:-#'\"1e3.~", max_size=6)
+        st.booleans(),
+        st.integers(-(2**63), 2**63 - 1),
+        st.floats(allow_nan=False),
+        st.text("no yes:-#'\"1e3.~", max_size=6),
     ),
 )
 def test_yaml_loses_nothing_of_odd_values(lr, decays, text, option):

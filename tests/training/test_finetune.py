@@ -197,8 +197,8 @@ def test_train_takes_a_network_and_data_without_a_recipe(weights, photos, capsys
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["resnet1", "DATA"], "there is no model 'resnet1'; did you mean"),
-        (["FILE", "nowhere"], "there is no data set or folder 'nowhere'"),
+        (["resnet1", "DATA"], "unknown model 'resnet1'; did you mean"),
+        (["FILE", "nowhere"], "unknown data set or folder 'nowhere'"),
         ([SMALL, "DATA", "--pretrained", "gone.safetensors"], "there is no file gone.safetensors with weights"),
         ([SMALL, "DATA", "--scratch", "--pretrained"], "leave out one"),
         (["FILE", "DATA", "--augment", "layer9.*"], "matches none of the"),

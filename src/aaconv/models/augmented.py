@@ -68,7 +68,7 @@ def create_base(name: str, *, img_size: int | None = None, **options: Any) -> nn
     options = {key: value for key, value in options.items() if value is not None}
     if not name.startswith(TORCHVISION):
         if not timm.is_model(name.partition(".")[0]):
-            raise ValueError(f"there is no model {name!r} to augment; timm.list_models() has all names")
+            raise ValueError(f"unknown model {name!r} to augment; timm.list_models() has all names")
         if img_size is not None and _has_a_size(name):
             options["img_size"] = img_size
         return timm.create_model(name, **options)
