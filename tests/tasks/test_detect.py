@@ -359,8 +359,9 @@ def test_held_out_images_are_not_trained_on(coco_folder):
 def test_recipes_stand_behind_tables_5_and_8():
     names = {recipe.name: recipe for recipe in DETECTION}
     assert names.keys() <= set(recipes.names())
-    assert [recipe.model.name.partition("_")[0] for recipe in SMALL] == ["plain", "se", "aa"]
-    schedules = {(r.epochs, r.batch, r.lr_base, r.size, r.seed, r.weight_decay) for r in SMALL}
+    compared = [recipe for recipe in SMALL if "window" not in recipe.name]  # that one is for larger images
+    assert [recipe.model.name.partition("_")[0] for recipe in compared] == ["plain", "se", "aa"]
+    schedules = {(r.epochs, r.batch, r.lr_base, r.size, r.seed, r.weight_decay) for r in compared}
     assert len(schedules) == 1  # what is compared differs in the network alone
     rows = {(r.evidence.table, r.evidence.row) for r in DETECTION if r.evidence}
     wanted = {(5, row.name) for row in TABLES[5].rows} | {(8, row.name) for row in TABLES[8].rows if row.options}
