@@ -28,6 +28,7 @@ def demonstrated(tmp_path_factory):
         return runs, sys.stdout.getvalue(), accuracies
 
 
+@pytest.mark.slow
 def test_three_runs_stand_side_by_side(demonstrated):
     runs, printed, accuracies = demonstrated
     for kind, (title, accuracy) in zip(KINDS, accuracies.items(), strict=True):

@@ -122,6 +122,7 @@ def test_the_largest_tensor_is_linear_in_the_pixels():
     assert largest(64) <= 4.1 * largest(32)
 
 
+@pytest.mark.slow
 def test_compiled_in_one_graph():
     inputs, _ = random_inputs(9, 11, make_window(5, 1, 2), dtype=torch.float32)
 

@@ -12,6 +12,7 @@ SAM = "samvit_base_patch16:depth=2,embed_dim=12,num_heads=2,window_size=2,neck_c
 SMALL = ("bench", "accelerate", "--device", "cpu", "--size", "48", "--batch", "1", "--rounds", "2", "--no-compile")
 
 
+@pytest.mark.slow
 def test_ratios_are_those_of_the_medians(tmp_path, capsys):
     file = tmp_path / "accelerate.json"
     assert run(*SMALL, "--models", SAM, "--json", str(file)) == 0
@@ -28,6 +29,7 @@ def test_ratios_are_those_of_the_medians(tmp_path, capsys):
     assert f"{result['rows'][1]['time_ratio']:.3f}" in printed
 
 
+@pytest.mark.slow
 def test_only_one_of_both_is_accelerated(monkeypatch):
     prepared = []
 
@@ -40,6 +42,7 @@ def test_only_one_of_both_is_accelerated(monkeypatch):
     assert prepared == [(False, False), (True, False), (False, True), (True, True)]
 
 
+@pytest.mark.slow
 def test_what_fails_does_not_cost_the_rest(monkeypatch, capsys):
     def prepare(model, batch, size, compiled, device):
         if "forward" not in vars(model.blocks[0].attn):

@@ -48,6 +48,7 @@ def test_every_switch_is_restored_also_after_an_error():
     assert torch.equal(torch.get_rng_state(), random)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SMALL)
 def test_a_benchmark_restores_what_it_sets(name, capsys):
     torch.manual_seed(7)

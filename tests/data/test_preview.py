@@ -85,6 +85,7 @@ def test_class_titles(name, title):
     assert class_names.class_title(name) == title
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["png", "svg", "pdf"])
 def test_command_writes_the_same_file_for_the_same_seed(ending, tmp_path, capsys):
     sheets = [tmp_path / f"{number}.{ending}" for number in range(3)]
@@ -128,6 +129,7 @@ def test_mistakes_are_one_line(arguments, message, tmp_path, monkeypatch, capsys
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [

@@ -54,6 +54,7 @@ NETWORKS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NETWORKS)
 def test_a_folder_gives_the_network_back(name, tmp_path):
     build, how, known = NETWORKS[name]
@@ -117,6 +118,7 @@ def test_mistakes_are_one_line_and_leave_nothing(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+@pytest.mark.slow
 def test_a_push_uploads_what_a_folder_holds(tmp_path, monkeypatch):
     uploaded = {}
 

@@ -116,6 +116,7 @@ def test_a_whole_sam_encoder(size):
     assert_accelerates(model, random(2, 3, size, size), modules=3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "modules"), [("botnet26t_256", 3), ("mvitv2_tiny", 10)])
 def test_a_whole_network_of_timm(name, modules):
     model = timm.create_model(name, img_size=64).to(torch.float64).eval()

@@ -35,6 +35,7 @@ def pixels(*size):
     return torch.randn(2, *size, 12)
 
 
+@pytest.mark.slow
 def test_fullgraph_compilation():
     model, x = TwoBlocks(), pixels(3, 4)
     theirs = output_and_gradients(model, x)
@@ -42,6 +43,7 @@ def test_fullgraph_compilation():
     assert_same(output_and_gradients(torch.compile(model, fullgraph=True, backend="aot_eager"), x), theirs)
 
 
+@pytest.mark.slow
 def test_compilation_for_changing_sizes():
     model = attention()
     own = copy.deepcopy(model)
@@ -52,6 +54,7 @@ def test_compilation_for_changing_sizes():
         torch.testing.assert_close(compiled(x), own(x))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("module", "shape"),
     [
@@ -81,6 +84,7 @@ def test_a_compiled_model_notices_accelerate_and_undo():
     assert compiled(x).any()
 
 
+@pytest.mark.slow
 def test_compile_with_inductor():
     model, x = attention().eval(), pixels(3, 4)
     wanted = model(x)

@@ -314,6 +314,7 @@ def test_the_defaults_do_for_every_width(build, where):
         assert layer.conv.out_channels >= layer.out_channels // 2
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_refused_in_one_line():
     """In a process of its own: a dry run of compiled code ends it."""
     code = (

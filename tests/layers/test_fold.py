@@ -159,6 +159,7 @@ def test_features_of_a_network(name):
         assert torch.equal(ours, theirs)
 
 
+@pytest.mark.slow
 def test_an_exported_network(network):
     x = torch.randn(2, 3, 64, 64)
     exported = torch.export.export(network, (x,)).module()

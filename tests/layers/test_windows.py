@@ -104,6 +104,7 @@ def test_cost_is_linear_in_the_pixels():
     assert count(nn.Sequential(layer(size=8)), (8, 8)).map_bytes == 2 * 2 * 64 * 64
 
 
+@pytest.mark.slow
 def test_exported_as_one_program():
     made = layer(window=5, window_dilation=2).eval()
     x = torch.randn(1, 3, 9, 12)

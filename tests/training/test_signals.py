@@ -18,7 +18,7 @@ from aaconv.tasks.classify import Classify
 from aaconv.training.trainer import resume, train
 from support.training_runs import TEN_STEPS, Running, checkpoints, end_like, outcome, tiny, train_child, wait_for
 
-pytestmark = pytest.mark.usefixtures("no_curves", "one_thread")
+pytestmark = [pytest.mark.processes, pytest.mark.usefixtures("no_curves", "one_thread")]
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
