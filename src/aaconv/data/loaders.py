@@ -25,7 +25,7 @@ from .images import MAX_UNREADABLE
 from .policy import BatchPolicy, Policy, on_device, policy_transform
 from .resident import InceptionLoader, decode_all
 from .transforms import EVAL_CROP, CropAndFlip, cifar_train, cut_batch, eval_transform, inception_train, pad_images
-from .workers import SampleLoader, Samples
+from .workers import SampleLoader, Transformed
 
 Batch = tuple[Tensor, Tensor]
 CHANGED = 1
@@ -91,25 +91,11 @@ class WorkerLoader(SampleLoader):
     """Images decoded and transformed one by one in `workers` processes: (images, labels int64 [batch])."""
 
     def __init__(self, dataset: Dataset, batch_size: int, *, transform: v2.Transform, **options: Any) -> None:
-        super().__init__(dataset, batch_size, samples=partial(_Transformed, dataset, transform), **options)
+        super().__init__(dataset, batch_size, samples=partial(Transformed, dataset, transform), **options)
 
     def pack(self, images: Tensor, *others: Tensor) -> Batch:
         (labels,) = others
         return images, labels
-
-
-class _Transformed(Samples[tuple[Tensor, int]]):
-    def __init__(self, dataset: Dataset, transform: v2.Transform, seed: int) -> None:
-        super().__init__(dataset, seed)
-        self.transform = transform
-
-    def make(self, index: int) -> tuple[Tensor, int]:
-        image, label = self.dataset[index]
-        return self.transform(image), label
-
-    def stack(self, samples: list[tuple[Tensor, int]]) -> tuple[Tensor, ...]:
-        images, labels = zip(*samples, strict=True)
-        return torch.stack(images), torch.tensor(labels)
 
 
 def make_loader(

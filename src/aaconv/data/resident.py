@@ -18,7 +18,7 @@ from .base_loader import Loader, mix, to_device
 from .datasets import ArrayDataset, Dataset
 from .images import Skipped
 from .transforms import AREA, BRIGHTNESS, CONTRAST, HUE, RATIO, SATURATION, CropAndFlip
-from .workers import Samples, skip
+from .workers import Transformed, skip
 
 CHUNK = 64
 """Images that a worker decodes at a time."""
@@ -34,7 +34,7 @@ def decode_all(
     keys = [[(index, 0, index) for index in part] for part in _chunks(len(dataset))]
     images = torch.empty(len(dataset), side, side, 3, dtype=torch.uint8)
     labels, skipped, done = torch.empty(len(dataset), dtype=torch.int64), Skipped(max_unreadable), 0
-    for tensors, failed in _Cut(dataset, transform).loader(keys, workers):
+    for tensors, failed in Transformed(dataset, transform).loader(keys, workers):
         skip(failed, skipped)
         if tensors is not None:
             place = slice(done, done + len(tensors[1]))
@@ -45,20 +45,6 @@ def decode_all(
     augmentation = dataset.augmentation or CropAndFlip(pad=0)
     about = dataset.name, images[:done], labels[:done], dataset.classes, dataset.mean, dataset.std
     return ArrayDataset(*about, augmentation)
-
-
-class _Cut(Samples[tuple[Tensor, int]]):
-    def __init__(self, dataset: Dataset, transform: v2.Transform) -> None:
-        super().__init__(dataset, seed=0)
-        self.transform = transform
-
-    def make(self, index: int) -> tuple[Tensor, int]:
-        image, label = self.dataset[index]
-        return self.transform(image), label
-
-    def stack(self, samples: list[tuple[Tensor, int]]) -> tuple[Tensor, ...]:
-        images, labels = zip(*samples, strict=True)
-        return torch.stack(images), torch.tensor(labels)
 
 
 def _chunks(number: int) -> Iterator[range]:

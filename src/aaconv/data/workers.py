@@ -74,6 +74,22 @@ class Samples(ABC, Generic[Sample]):
         )
 
 
+class Transformed(Samples[tuple[Tensor, int]]):
+    """Images of a labelled data set behind a transform: (images, labels int64)."""
+
+    def __init__(self, dataset: Any, transform: Callable[[Any], Tensor], seed: int = 0) -> None:
+        super().__init__(dataset, seed)
+        self.transform = transform
+
+    def make(self, index: int) -> tuple[Tensor, int]:
+        image, label = self.dataset[index]
+        return self.transform(image), label
+
+    def stack(self, samples: list[tuple[Tensor, int]]) -> tuple[Tensor, ...]:
+        images, labels = zip(*samples, strict=True)
+        return torch.stack(images), torch.tensor(labels)
+
+
 def skip(failed: list[Exception], skipped: Skipped) -> None:
     """Report unreadable images; any other error of a worker is raised here, as it was there."""
     for error in failed:
