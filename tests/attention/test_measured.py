@@ -52,3 +52,5 @@ def test_the_order_in_which_backends_are_asked():
     assert _fastest_first(there, True, 1, 64) == sdpa_first
     assert _fastest_first(there.bfloat16(), True, 1, 64) == triton_first
     assert _fastest_first(there.bfloat16(), False, 1, 64) == sdpa_first
+    several = torch.zeros(1, 2, 2, 3 * 160).as_subclass(OnGpu)  # 8 heads of 20: the depth of a head decides
+    assert _fastest_first(several, True, 8, 160) == triton_first

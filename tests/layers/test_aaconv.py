@@ -356,3 +356,12 @@ def test_a_ratio_that_does_not_decide_is_told(channels, options, told):
 )
 def test_a_ratio_that_decides_is_not_told(options):
     AAConv2d(256, 256, 3, **options)  # warnings are errors
+
+
+def test_the_arguments_of_the_convolution_are_attributes_as_torchs_are():
+    layer = AAConv2d(4, 16, 3, 2, 1, 1, 1, False, "reflect")
+    plain = nn.Conv2d(4, 16, 3, 2, 1, 1, 1, False, "reflect")
+    names = "in_channels out_channels kernel_size stride padding dilation groups padding_mode"
+    assert {name: getattr(layer, name) for name in names.split()} == {
+        name: getattr(plain, name) for name in names.split()
+    }

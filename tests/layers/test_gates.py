@@ -44,6 +44,12 @@ def test_parameters(channels):
     assert parameters(GALA(channels)) == 3 * channels * r + r + 2 * channels
 
 
+def test_a_reduction_of_one_keeps_all_channels():
+    assert parameters(SE(8, reduction=1)) == 2 * 8 * 8
+    with pytest.raises(ValueError, match="at least 1, got channels=8, reduction=0"):
+        SE(8, reduction=0)
+
+
 def test_channels_below_the_reduction_keep_one_hidden_channel():
     assert parameters(SE(8, reduction=16)) == 16
 

@@ -37,3 +37,20 @@ def test_a_convolution_that_is_watched_or_replaced_is_called():
 
     other = Other(5, 7, 1)
     torch.testing.assert_close(pointwise.project_in(other, x).permute(0, 3, 1, 2), other(x))
+
+
+class OnGpu(torch.Tensor):
+    """A tensor that says it is on a GPU."""
+
+    is_cuda = True
+
+
+@pytest.mark.parametrize(
+    ("gpu", "compiling", "exporting", "expected"),
+    [(True, True, False, True), (False, True, False, False), (True, False, False, False), (True, True, True, False)],
+)
+def test_products_are_for_networks_compiled_for_a_gpu(gpu, compiling, exporting, expected, monkeypatch):
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: compiling)
+    monkeypatch.setattr(pointwise, "is_exporting", lambda: exporting)
+    x = torch.zeros(1)
+    assert pointwise.compiled_for_gpu(x.as_subclass(OnGpu) if gpu else x) is expected
