@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from support.detection_data import make_coco
 from support.interpreted_bfloat16 import teach_bfloat16
 from support.interpreter import share_of_this_process
 
@@ -87,3 +88,25 @@ def poisoned_buffers(monkeypatch):
 def bfloat16(monkeypatch):
     """bfloat16 in triton's interpreter."""
     teach_bfloat16(monkeypatch)
+
+
+@pytest.fixture(scope="module")
+def coco_folder(tmp_path_factory):
+    """Ten small images in COCO's format."""
+    return make_coco(tmp_path_factory.mktemp("data") / "tiny", number=10)
+
+
+@pytest.fixture(scope="module")
+def coco(coco_folder):
+    """Its images for evaluation."""
+    from aaconv.data.coco import open_detection
+
+    return open_detection("coco", coco_folder, "test")
+
+
+@pytest.fixture(scope="module")
+def detector_run(coco_folder, tmp_path_factory):
+    """A run that was trained on them where nothing can compute mAP."""
+    from support.detection_runs import train_without_scorer
+
+    return train_without_scorer(coco_folder, tmp_path_factory.mktemp("runs") / "tiny")
