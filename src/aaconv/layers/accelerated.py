@@ -2,6 +2,7 @@
 
 import copy
 import inspect
+from abc import ABC, abstractmethod
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class Accelerated:
+class Accelerated(ABC):
     """The forward of one attention module, computed by attend_2d or attend_decomposed.
 
     It stands in the module's `forward` attribute and holds nothing but the module: weights, sizes and switches are read
@@ -35,18 +36,18 @@ class Accelerated:
         return self.compute(*inputs)
 
     @classmethod
+    @abstractmethod
     def fits(cls, module: nn.Module) -> bool:
         """Whether the module has the parts of this family."""
-        raise NotImplementedError
 
     @classmethod
     def why_not(cls, module: nn.Module) -> str | None:
         """Why a module of this family is left alone, whatever it is called with."""
         return None
 
+    @abstractmethod
     def compute(self, *inputs: Any) -> Any:
         """What the module's own forward returns."""
-        raise NotImplementedError
 
     def takes(self, *inputs: Any) -> bool:
         """Whether inputs of these shapes are for `compute`; the module's own forward says what is wrong with others."""
@@ -76,16 +77,16 @@ class Accelerated:
         """The module's relative tables, of rows and of columns: [distances, depth]."""
         return self.module.rel_pos_h, self.module.rel_pos_w
 
-    def note_result(self, result: Any) -> None:
+    def note_result(self, result: Any) -> None:  # noqa: B027  most families have nothing to learn
         """Learn from what the module's own forward returned how to return it."""
 
+    @abstractmethod
     def stand_ins(self) -> dict[str, nn.Module]:
         """Small parts to try the module with, in place of its own, in float64."""
-        raise NotImplementedError
 
+    @abstractmethod
     def example(self) -> tuple[Any, ...]:
         """Inputs for a module with these parts."""
-        raise NotImplementedError
 
 
 def resized(table: Tensor, length: int) -> Tensor:

@@ -1,5 +1,6 @@
 """Attention modules that are attend_2d: their packed projection is its argument as it stands."""
 
+from abc import abstractmethod
 from typing import Any
 
 import torch
@@ -19,17 +20,17 @@ SMALL = (2, 3)
 class OneMap(Accelerated):
     """An attention whose queries and keys are the pixels of one map."""
 
+    @abstractmethod
     def attention_inputs(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """What attend_2d takes: qkv [batch, height, width, 2*dk + dv], rel_h and rel_w."""
-        raise NotImplementedError
 
     @property
     def key_channels(self) -> int:
         return self.num_heads * self.depth
 
+    @abstractmethod
     def attention_size(self, x: Tensor) -> tuple[int, int]:
         """(height, width) of the map that x is."""
-        raise NotImplementedError
 
     def attention_maps(self, x: Tensor) -> Tensor:
         """The weights for this input: [batch, num_heads, pixels (i), pixels (j)]."""

@@ -1,16 +1,18 @@
 """Reports that print as a table, in a terminal and in a notebook."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from html import escape
 
 
-class TableReport:
+class TableReport(ABC):
     """Something whose rows are a table: the first is the head. Columns in `left` are words, the others numbers."""
 
     left = frozenset({0})
 
+    @abstractmethod
     def _rows(self) -> Iterator[tuple[str, ...]]:
-        raise NotImplementedError
+        """The head, then the others."""
 
     def __str__(self) -> str:
         rows = list(self._rows())
