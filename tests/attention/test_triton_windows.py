@@ -142,12 +142,15 @@ def test_what_the_kernels_cannot_take_goes_through_the_tiles(monkeypatch):
 
 
 @pytest.mark.parametrize(("window", "shared"), [(1, 1), (7, 1), (7, 7), (8, 3), (13, 1), (13, 5), (32, 1), (32, 32)])
-@pytest.mark.parametrize("queries", [16, 32, 64])
-def test_a_step_holds_all_columns_that_a_tile_sees(queries, window, shared):
-    found = triton_window.cut(queries, 64, (window, window), (shared, shared))
-    assert found.tile_rows * found.tile_columns == queries
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_step_holds_all_columns_that_a_tile_sees(dtype, window, shared):
+    numbers = (window, window, shared, shared, 1, 1)
+    plan = triton_window.WindowPlan((1, 1600, 86), 86, dtype, 2, dtype, 40, 2, 40, numbers, True, True)
     axis = windows.Axis(window, shared)
-    for length in (window + 1, 40, 57):
-        for first in range(0, length, found.tile_columns):
-            last = min(first + found.tile_columns, length) - 1
-            assert axis.start(last, length) + window - axis.start(first, length) <= found.key_columns
+    for name, found in plan.cuts.items():
+        assert found.tile_rows * found.tile_columns == plan.tiles[name].queries
+        for length in (window + 1, 40, 57):
+            for side, most in ((found.tile_columns, found.key_columns), (found.tile_rows, plan.constants["LINES"])):
+                for first in range(0, length, side):
+                    last = min(first + side, length) - 1
+                    assert axis.start(last, length) + window - axis.start(first, length) <= most

@@ -19,8 +19,11 @@ from .windows import Window
 MAX_DEPTH, MAX_WINDOW = 64, 32
 SCRATCH = 1.5
 """Most the scratch may hold, in multiples of the input's bytes, where that is more than SMALL_SCRATCH bytes."""
+OPTIONS = ("num_warps", "num_stages", "maxnreg")
 BLOCK = 64
 """Pixels of a program that goes over them one by one."""
+BLOCK_OF_LINES = 16
+"""Rows, or columns, whose relative logits the keys' kernel reads at once: no tile may have more."""
 
 
 class Tile(NamedTuple):
@@ -31,12 +34,13 @@ class Tile(NamedTuple):
     keys: int
     warps: int
     stages: int
+    registers: int | None = None
 
 
 TILES = {
-    "window_forward": Tile(32, 64, 2, 3),
-    "window_backward_queries": Tile(32, 64, 2, 3),
-    "window_backward_keys": Tile(32, 64, 2, 3),
+    "window_forward": Tile(32, 32, 1, 3),
+    "window_backward_queries": Tile(32, 32, 1, 3),
+    "window_backward_keys": Tile(32, 32, 1, 3),
 }
 EXACT_TILE = Tile(16, 32, 2, 1)
 """Of all kernels in float32."""
@@ -51,21 +55,25 @@ class Cut(NamedTuple):
     key_columns: int
 
 
-def cut(queries: int, keys: int, windows: tuple[int, int], shared: tuple[int, int]) -> Cut:
-    """The tile of so many queries that looks at the fewest keys, so many at a time. All columns that it looks at are
-    in a step."""
+def cut(tile: Tile, lines: int, windows: tuple[int, int], shared: tuple[int, int]) -> Cut | None:
+    """The tile of so many queries that looks at the fewest keys. All columns that it looks at are in a step, and no two
+    rows or columns that it looks at are so many `lines` apart; None if there is no such tile."""
 
-    def looked_at(found: Cut) -> int:
-        rows = _span(found.tile_rows, windows[0], shared[0])
-        return ceil_div(rows, found.key_rows) * found.key_rows * found.key_columns
+    def rows_looked_at(found: Cut) -> int:
+        # The first is a multiple of the rows of a step.
+        span = _span(found.tile_rows, windows[0], shared[0]) + found.key_rows - 1
+        return ceil_div(span, found.key_rows) * found.key_rows
 
     found = []
-    columns = 1
-    while columns <= queries:
+    for columns in (1, 2, 4, 8, 16):
         key_columns = max(8, power_of_two(_span(columns, windows[1], shared[1])))
-        found.append(Cut(queries // columns, columns, max(1, keys // key_columns), key_columns))
-        columns *= 2
-    return min(found, key=looked_at)
+        found.append(Cut(tile.queries // columns, columns, max(1, tile.keys // key_columns), key_columns))
+    fitting = (
+        one
+        for one in found
+        if one.key_columns <= lines and rows_looked_at(one) <= lines and 1 <= one.tile_rows <= BLOCK_OF_LINES
+    )
+    return min(fitting, key=lambda one: rows_looked_at(one) * one.key_columns, default=None)
 
 
 def _span(queries: int, window: int, shared: int) -> int:
@@ -97,7 +105,11 @@ class WindowPlan:
         exact, scale = dtype == torch.float32, math.log2(math.e) / math.sqrt(depth)
         values = max(8, power_of_two(value_depth))
         (self.windows, self.shared, self.apart) = window[0:2], window[2:4], window[4:6]
-        self.per_head, self.exact = table_dimensions == 3, exact
+        self.per_head = table_dimensions == 3
+        lines, self.tiles = 16, {name: EXACT_TILE if exact else tile for name, tile in TILES.items()}
+        while not all(cuts := [cut(tile, lines, self.windows, self.shared) for tile in self.tiles.values()]):
+            lines *= 2
+        self.cuts = dict(zip(self.tiles, cuts, strict=True))
         self.constants: dict[str, Any] = {
             "STRIDE": stride,
             "HEADS": num_heads,
@@ -107,7 +119,8 @@ class WindowPlan:
             "V_PAD": max(16, values),
             "V_OUT": values,
             "ONES": value_depth < values,
-            "SIDE": power_of_two(max(self.windows)),
+            "LINES": lines,
+            "LINE": min(64, padded(max(self.height, self.width))),
             "OFFSETS": padded(2 * max(self.windows) - 1),
             "RELATIVE": table_dimensions > 0,
             "TABLES_PER_HEAD": self.per_head,
@@ -122,15 +135,19 @@ class WindowPlan:
             "SMALLEST_SUM": 1e-20,
             "LARGEST_SUM": 1e20,
             "BACKWARD": backward,
+            # Finite, because products spread it with zeros: far below any logit, within the dtype.
+            "OUT": -60000.0 if dtype == torch.float16 else -1e30,
+            # Whether there is room beside keys and values for what is taken off.
+            "LOG_SUM": not exact and depth + 3 <= padded(depth),
+            "DELTA": not exact and value_depth + 2 <= max(16, values),
             "BLOCK": BLOCK,
         }
         for name, pair in (("WINDOW", self.windows), ("SHARED", self.shared), ("APART", self.apart)):
             self.constants |= {f"{name}_H": pair[0], f"{name}_W": pair[1]}
-        key, value, relative = self.constants["D_PAD"], self.constants["V_PAD"], 2 * self.constants["SIDE"]
-        relative *= table_dimensions > 0
+        key, value, relative = self.constants["D_PAD"], self.constants["V_PAD"], 2 * lines
         # Of a pixel of a head: keys, values and relative logits; queries, gradients of the output and of those logits.
         self.sizes = (key, value, relative, *((key, value, relative) if backward else ()))
-        of_an_image = num_heads * self.pixels * sum(self.sizes)
+        of_an_image = num_heads * (self.pixels + 1) * sum(self.sizes)
         room = max(SCRATCH * math.prod(shape), SMALL_SCRATCH / dtype.itemsize)
         self.images_at_a_time = max(1, min(self.batch, int(room // max(1, of_an_image))))
         owners = num_heads if self.per_head else 1
@@ -146,7 +163,7 @@ class WindowPlan:
 
     def buffers(self, like: Tensor) -> list[Piece]:
         """Scratch for the images of one launch."""
-        pixels = self.images_at_a_time * self.heads * self.pixels
+        pixels = self.images_at_a_time * self.heads * (self.pixels + 1)
         return pieces(like, (pixels * size for size in self.sizes))
 
     def launch(self, name: str, heads: int, tensors: list[Tensor | Piece], first: int, *more: int) -> None:
@@ -161,32 +178,28 @@ class WindowPlan:
         kernel = getattr(triton_window_kernels, name, None) or getattr(triton_window_backward, name)
         constants = self.launch_constants(name)
         chosen = {known: constants[known] for known in kernel.arg_names if known in constants}
-        options = {option: constants[option] for option in ("num_warps", "num_stages")}
+        options = {option: constants[option] for option in OPTIONS if option in constants}
         return Launcher(kernel, self.programs(name, heads), chosen | options)
 
     def launch_constants(self, name: str) -> dict[str, Any]:
-        if name not in TILES:
+        """What a kernel is specialised by, and triton's options."""
+        if name not in self.tiles:
             return self.constants | {"num_warps": 2, "num_stages": 1}
-        tile = self.tile(name)
-        sides = dict(zip(("TILE_H", "TILE_W", "KEY_ROWS", "KEY_COLS"), self.cut(name), strict=True))
-        return self.constants | sides | {"num_warps": tile.warps, "num_stages": tile.stages}
+        tile = self.tiles[name]
+        constants = self.constants | dict(zip(("TILE_H", "TILE_W", "KEY_ROWS", "KEY_COLS"), self.cuts[name], strict=True))
+        constants |= {"num_warps": tile.warps, "num_stages": tile.stages}
+        return constants | ({} if tile.registers is None else {"maxnreg": tile.registers})
 
     def programs(self, name: str, heads: int) -> int:
         if name == "window_backward_tables":
             return self.table_programs
         if name == "window_pack":
-            return heads * ceil_div(self.pixels, BLOCK)
+            line = self.constants["LINE"]
+            return heads * (self.height * ceil_div(self.width, line) + self.width * ceil_div(self.height, line))
         programs = heads
-        for length, apart, tile in zip((self.height, self.width), self.apart, self.cut(name)[:2], strict=True):
+        for length, apart, tile in zip((self.height, self.width), self.apart, self.cuts[name][:2], strict=True):
             programs *= min(apart, length) * ceil_div(ceil_div(length, apart), tile)
         return programs
-
-    def tile(self, name: str) -> Tile:
-        return EXACT_TILE if self.exact else TILES[name]
-
-    def cut(self, name: str) -> Cut:
-        tile = self.tile(name)
-        return cut(tile.queries, tile.keys, self.windows, self.shared)
 
 
 plan_windows = functools.lru_cache(maxsize=1024)(WindowPlan)
@@ -228,7 +241,7 @@ def forward(plan: WindowPlan, qkv: Tensor, tables: tuple[Tensor, Tensor], out: T
     """Fills out [batch, pixels, dv] and lse [batch * heads, 2, pixels]."""
     keys, values, relative = plan.buffers(qkv)
     for first, heads in plan.chunks():
-        plan.launch("window_pack", heads, [qkv, *tables, keys, keys, values, relative], first)
+        plan.launch("window_pack", heads, [qkv, *tables, lse, keys, keys, values, relative, values], first)
         plan.launch("window_forward", heads, [qkv, keys, values, relative, out, lse], first)
 
 
@@ -247,14 +260,14 @@ def backward(
     delta = lse.new_empty(plan.images_at_a_time * plan.heads * plan.pixels)
     parts = []
     for first, heads in plan.chunks():
-        plan.launch("window_pack", heads, [qkv, *tables, queries, keys, values, relative], first)
-        tensors = [qkv, keys, values, relative, out, lse, grad_out, grad_qkv, grads, delta, grad_relative]
+        plan.launch("window_pack", heads, [qkv, *tables, lse, queries, keys, values, relative, grads], first)
+        tensors = [queries, keys, values, relative, out, lse, grad_out, grad_qkv, grads, delta, grad_relative]
         plan.launch("window_backward_queries", heads, tensors, first)
         tensors = [queries, keys, values, relative, lse, grads, delta, grad_qkv]
         plan.launch("window_backward_keys", heads, tensors, first)
         if plan.constants["RELATIVE"]:
             part = lse.new_empty((plan.table_programs, 2, plan.constants["OFFSETS"], plan.constants["D_PAD"]))
-            tensors = [queries, *tables, grad_relative, grad_qkv, part]
+            tensors = [qkv, *tables, grad_relative, grad_qkv, part]
             plan.launch("window_backward_tables", heads, tensors, first, heads, plan.splits)
             parts.append(part)
     if plan.constants["RELATIVE"]:
