@@ -38,8 +38,7 @@ def last_to_see(key, length, WINDOW: tl.constexpr, SHARED: tl.constexpr):
 
 @triton.jit(do_not_specialize=["first_image_head", "height", "width"])
 def window_backward_queries(
-    queries, keys, values, relative, out, lse, grad_out, grad_qkv, grads, delta, grad_relative,
-    first_image_head, height, width,
+    queries, keys, values, relative, lse, grads, delta, grad_qkv, first_image_head, height, width,
     HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr,
     V_PAD: tl.constexpr, LINES: tl.constexpr, RELATIVE: tl.constexpr, LOG_SUM: tl.constexpr, DELTA: tl.constexpr,
     SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
@@ -47,9 +46,8 @@ def window_backward_queries(
     APART_H: tl.constexpr, APART_W: tl.constexpr,
     TILE_H: tl.constexpr, TILE_W: tl.constexpr, KEY_ROWS: tl.constexpr, KEY_COLS: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of the queries, without the relative part, and of their relative logits, laid out as these. Leaves for
-    the keys' kernel grads [pixel, V_PAD], the gradient of the output | -(grad_out . out) in 2 parts | 0 ..., or where
-    there is no room for them delta [pixel]. One program a tile of queries of an image-head."""
+    """Gradients of the queries, without the relative part, and of their relative logits, which these take the place of.
+    One program a tile of queries of an image-head."""
     BLOCK_M: tl.constexpr = TILE_H * TILE_W
     GRAD_W: tl.constexpr = HEADS * (2 * D + DV)
     pixels = height * width
@@ -67,28 +65,10 @@ def window_backward_queries(
     keys += first * D_PAD
     values += first * V_PAD
     relative += first * (2 * LINES)
-    grad_relative += first * (2 * LINES)
     q = load_packed(queries + first * D_PAD, pixel, D_PAD, D_PAD)
-    out_offset = image * pixels * (HEADS * DV) + head * DV
-    do = load_pixels(grad_out + out_offset, pixel * (HEADS * DV), inside, DV, V_PAD)
-    o = load_pixels(out + out_offset, pixel * (HEADS * DV), inside, DV, V_PAD)
-    if EXACT:
-        # Summed as the products with the values are: with one key in sight the two must cancel to the last digit.
-        row = tl.arange(0, BLOCK_M)
-        products = tl.dot(do, tl.trans(o), input_precision=PRECISION)
-        dots = tl.sum(tl.where(row[:, None] == row[None, :], products, 0.0), 1)
-    else:
-        dots = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
-    if DELTA:
-        rounded = dots.to(do.dtype)
-        rest = (dots - rounded.to(tl.float32)).to(do.dtype)
-        depth = tl.arange(0, V_PAD)[None, :]
-        do = tl.where(depth == DV, -rounded[:, None], do)
-        do = tl.where(depth == DV + 1, -rest[:, None], do)
-    else:
-        tl.store(delta + local_image_head * pixels + pixel, dots, mask=inside)
-    store_pixels(grads + first * V_PAD, pixel * V_PAD, inside, do, V_PAD, V_PAD)
-
+    do = load_packed(grads + first * V_PAD, pixel, V_PAD, V_PAD)
+    if not DELTA:
+        dots = tl.load(delta + local_image_head * pixels + pixel)
     bias = load_columns(relative, pixel, column_begin, LINES, KEY_ROWS, KEY_COLS)
     if not LOG_SUM:
         lse += image_head * (2 * pixels) + pixel
@@ -97,7 +77,7 @@ def window_backward_queries(
             bias -= (peak + log_sum)[:, None]
     grad_q = tl.zeros([BLOCK_M, D_PAD], tl.float32)
     grad_columns = tl.zeros([BLOCK_M, KEY_COLS], tl.float32)
-    at = grad_relative + (pixel * (2 * LINES))[:, None]
+    at = relative + (pixel * (2 * LINES))[:, None]  # no other program reads these
     by_row = load_rows(relative, pixel, row_begin, LINES, KEY_ROWS)
     for key_y0 in range(row_begin, row_end, KEY_ROWS):
         _, _, key = tile_pixels(
@@ -116,11 +96,11 @@ def window_backward_queries(
             by_place = tl.reshape(ds, [BLOCK_M, KEY_ROWS, KEY_COLS])
             grad_columns += tl.sum(by_place, 1)
             place = tl.multiple_of(key_y0 & (LINES - 1), KEY_ROWS) + tl.arange(0, KEY_ROWS)[None, :]
-            tl.store(at + place, tl.sum(by_place, 2).to(grad_relative.dtype.element_ty), mask=inside[:, None])
+            tl.store(at + place, tl.sum(by_place, 2).to(relative.dtype.element_ty), mask=inside[:, None])
         grad_q = add_product(grad_q, ds.to(k.dtype), k, PRECISION, EXACT)
     if RELATIVE:
         place = (column_begin + tl.arange(0, KEY_COLS)) & (LINES - 1)
-        grad_columns = grad_columns.to(grad_relative.dtype.element_ty)
+        grad_columns = grad_columns.to(relative.dtype.element_ty)
         tl.store(at + (LINES + place)[None, :], grad_columns, mask=inside[:, None])
     grad_at = grad_qkv + image * pixels * GRAD_W + head * D
     store_pixels(grad_at, pixel * GRAD_W, inside, grad_q * (SCALE * LN2), D, D_PAD)

@@ -6,7 +6,11 @@ and so is the relative term. `window_pack` lays out, once for all the tiles that
     relative [2, LINES]   q . rel_h of row y at y % LINES, OUT for rows out of sight; then the same of the columns
     keys     [D_PAD]      k | 1 | 1 | 1 | 0 ...
     values   [V_PAD]      v | 1 | 1 | 0 ...
-    queries  [D_PAD]      q | -lse in 3 parts | 0 ...                     for the backward alone
+
+and for the backward
+
+    queries  [D_PAD]      q | -lse in 3 parts | 0 ...
+    grads    [V_PAD]      grad_out | -(grad_out . out) in 2 parts | 0 ...
 
 A tile looks at no more than LINES rows, so that a row's logit is found by the row alone, out of sight or not: no
 weight needs a mask. The ones sum the weights in the forward, and in the backward take off the log-sum-exp and
@@ -122,12 +126,25 @@ def line_logits(
     return tl.where(seen[None, :], logits, OUT)
 
 
+@triton.jit
+def products_of_rows(a, b, EXACT: tl.constexpr, PRECISION: tl.constexpr):
+    """The product of each row with the other's. In float32 summed as the products of gradients with values are: with
+    one key in sight the two must cancel to the last digit."""
+    if EXACT:
+        row = tl.arange(0, a.shape[0])
+        products = tl.dot(a, tl.trans(b), input_precision=PRECISION)
+        return tl.sum(tl.where(row[:, None] == row[None, :], products, 0.0), 1)
+    return tl.sum(a.to(tl.float32) * b.to(tl.float32), 1)
+
+
 @triton.jit(do_not_specialize=["first_image_head", "height", "width"])
 def window_pack(
-    qkv, rel_h, rel_w, lse, queries, keys, values, relative, grads, first_image_head, height, width,
+    qkv, rel_h, rel_w, out, lse, grad_out, queries, keys, values, relative, grads, delta,
+    first_image_head, height, width,
     STRIDE: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr,
     V_PAD: tl.constexpr, LINES: tl.constexpr, RELATIVE: tl.constexpr, TABLES_PER_HEAD: tl.constexpr,
-    KEY_SCALE: tl.constexpr, OUT: tl.constexpr, BACKWARD: tl.constexpr, LOG_SUM: tl.constexpr, PRECISION: tl.constexpr,
+    KEY_SCALE: tl.constexpr, OUT: tl.constexpr, BACKWARD: tl.constexpr, LOG_SUM: tl.constexpr, DELTA: tl.constexpr,
+    EXACT: tl.constexpr, PRECISION: tl.constexpr,
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHARED_H: tl.constexpr, SHARED_W: tl.constexpr,
     APART_H: tl.constexpr, APART_W: tl.constexpr, LINE: tl.constexpr,
 ):  # fmt: skip
@@ -176,6 +193,18 @@ def window_pack(
                 store_pixels(queries, pixel * D_PAD, exists, with_sums, D_PAD, D_PAD)
             else:
                 store_pixels(queries, pixel * D_PAD, exists, q, D_PAD, D_PAD)
+            offset = image * pixels * (HEADS * DV) + head * DV
+            do = load_pixels(grad_out + offset, pixel * (HEADS * DV), exists, DV, V_PAD)
+            o = load_pixels(out + offset, pixel * (HEADS * DV), exists, DV, V_PAD)
+            dots = products_of_rows(do, o, EXACT, PRECISION)
+            if DELTA:
+                rounded_dots = dots.to(do.dtype)
+                rest_of_dots = (dots - rounded_dots.to(tl.float32)).to(do.dtype)
+                do = tl.where(value == DV, -rounded_dots[:, None], do)
+                do = tl.where(value == DV + 1, -rest_of_dots[:, None], do)
+            else:
+                tl.store(delta + local_image_head * pixels + pixel, dots, mask=exists)
+            store_pixels(grads + first * V_PAD, pixel * V_PAD, exists, do, V_PAD, V_PAD)
     else:
         by_column = line_logits(
             q, rel_w, line, width, head, D, D_PAD, WINDOW_W, SHARED_W, APART_W, LINES, TABLES_PER_HEAD, RELATIVE,
@@ -218,7 +247,11 @@ def mix_values(
             mixed *= fade[:, None]
             total *= fade
             peak = new_peak
-        p = tl.exp2(s * SCALE - peak[:, None]) if ONLINE else tl.exp2(s)
+        if ONLINE:
+            s = s * SCALE - peak[:, None]
+            if EXACT:  # fused with the product, a difference of two OUTs is not zero but the rounding of one of them
+                s = tl.minimum(s, 0.0)
+        p = tl.exp2(s)
         mixed = add_product(mixed, p.to(v.dtype), v, PRECISION, EXACT)
         if not ONES:
             total += tl.sum(p, 1)
