@@ -1,0 +1,61 @@
+"""The kernels of local attention as triton compiles them for GPUs that are not here."""
+
+import pytest
+import torch
+
+triton = pytest.importorskip("triton", reason="triton is not installed")
+from triton.backends.compiler import GPUTarget  # noqa: E402
+from triton.compiler import ASTSource  # noqa: E402
+
+from aaconv.attention.triton_window import OPTIONS, WindowPlan  # noqa: E402
+
+SHARED_MEMORY = 99 * 1024
+"""Bytes that a program may have on cards such as the L4 and the 4090, which have the least."""
+KERNELS = ["window_pack", "window_forward", "window_backward_queries", "window_backward_keys", "window_backward_tables"]
+FLOATS = ("lse", "delta", "partial", "rel_h", "rel_w")
+SIZES = ("first_image_head", "height", "width", "image_heads", "splits")
+SHAPES = [(20, 3, 13), (32, 32, 7), (64, 64, 32)]  # depth of keys and of values, window
+
+
+def compiled(name, shape, capability):
+    depth, value_depth, window = shape
+    channels, numbers = 8 * (2 * depth + value_depth), (window, window, 1, 1, 1, 1)
+    sizes = 56, 8, 8 * depth, numbers, True, True
+    plan = WindowPlan((2, 56 * 56, channels), channels, torch.bfloat16, 2, torch.float32, *sizes)
+    launcher = plan._launcher(name, 16)
+    kernel, constants = launcher.kernel, launcher.constants
+
+    def kind(argument):
+        if argument in constants:
+            return "constexpr"
+        if argument in SIZES:
+            return "i32"
+        return "*fp32" if argument in FLOATS else "*bf16"
+
+    signature = {argument: kind(argument) for argument in kernel.arg_names}
+    places = {(kernel.arg_names.index(key),): constants[key] for key in kernel.arg_names if key in constants}
+    aligned = {(place,): [["tt.divisibility", 16]] for place, of in enumerate(signature.values()) if of[0] == "*"}
+    source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=aligned)
+    options = {option: constants[option] for option in OPTIONS if option in constants}
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("capability", [80, 89, 90])
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("name", KERNELS)
+def test_a_plan_fits_the_gpu(name, shape, capability):
+    code = compiled(name, shape, capability)
+    assert code.metadata.shared <= SHARED_MEMORY
+    assert "wgmma" not in code.asm["ptx"]  # which reads beyond operands as small as these
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_keys_are_copied_sixteen_bytes_at_a_time():
+    """What the steps read, asynchronously: smaller pieces would be loaded one by one."""
+    for name in ("window_forward", "window_backward_queries", "window_backward_keys"):
+        ptx = compiled(name, (20, 3, 13), 90).asm["ptx"]
+        assert ptx.count("cp.async.cg.shared.global") > 0
+        assert ptx.count("cp.async.ca.shared.global") == 0
