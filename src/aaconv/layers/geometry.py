@@ -85,9 +85,7 @@ class Geometry:
 def resolve_window(dimensions: int, window: Any, stride: Any, dilation: Any, size: Any) -> windows.Window | None:
     """The windows of a layer, None where it attends to the whole map."""
     if window is None:
-        for name, value in (("window_stride", stride), ("window_dilation", dilation)):
-            if value != 1:
-                raise ValueError(f"{name}={value} has no meaning without a window; pass window=K as well")
+        windows.refuse_without_window(stride, dilation)
         return None
     if size is not None:
         raise ValueError(f"size={size} has no meaning with a window, for which the tables are made; leave it out")
