@@ -139,7 +139,7 @@ def test_exported_as_one_program():
         ({"window": 0}, "window must be a whole number from 1"),
         ({"window": 3.0}, r"window must be a whole number from 1.*got 3\.0"),
         ({"window": -1}, "window must be a whole number from 1.*got -1"),
-        ({"window": 10**9}, "window must be at most 65536, got 1000000000; a window as large as the map sees all of it"),
+        ({"window": 10**9}, "window must be at most 65536, got 1000000000; a window as large as the map"),
         ({"window": 3, "size": 8}, "size=8 has no meaning with a window"),
         ({"window_stride": 2}, "window_stride=2 has no meaning without a window"),
         ({"window": 3, "window_stride": 4}, "window_stride must be at most the window, 3"),
