@@ -11,7 +11,7 @@ PLOTS = ("params", "flops", "mnasnet-params", "mnasnet-flops", "ratios", "ablati
 
 
 def add_commands(commands: Parser) -> None:
-    about = "print the paper's tables with our numbers beside them, or all our runs on a data set"
+    about = "print the paper's tables with our numbers beside them"
     table = commands.add("table", _table, about, "3")
     table.add_argument(
         "which",

@@ -81,6 +81,7 @@ def _windowed(variant: str) -> Recipe:
         eval_every=10,
         checkpoint_every=730,  # of 1,460 steps: a checkpoint takes as long as an epoch
         compile="reduce-overhead",
+        workers=4,  # which decode the images before the first epoch, in runs side by side
     )
 
 
