@@ -1,5 +1,7 @@
 """Layers that attend over windows: tables without a size, checkpoints, augment, cost and export."""
 
+import re
+
 import pytest
 import timm
 import torch
@@ -151,6 +153,8 @@ def test_wrong_windows_are_named(options, told):
         layer(**options)
 
 
-def test_a_window_of_a_sequence_is_one_number():
-    with pytest.raises(ValueError, match=r"window of a sequence must be a whole number, got window=\(3, 3\)"):
-        AAConv1d(3, 8, 3, window=(3, 3))
+@pytest.mark.parametrize("value", [(3, 3), 0, -2, 3.0, True, "3"], ids=repr)
+def test_a_window_of_a_sequence_is_one_number(value):
+    told = rf"^window of a sequence must be a whole number from 1, got window={re.escape(repr(value))}$"
+    with pytest.raises(ValueError, match=told):
+        AAConv1d(3, 8, 3, window=value)

@@ -92,6 +92,6 @@ def resolve_window(dimensions: int, window: Any, stride: Any, dilation: Any, siz
     if dimensions == 2:
         return windows.make_window(window, stride, dilation)
     for name, value in (("window", window), ("window_stride", stride), ("window_dilation", dilation)):
-        if not isinstance(value, int):
-            raise ValueError(f"{name} of a sequence must be a whole number, got {name}={value!r}")
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name} of a sequence must be a whole number from 1, got {name}={value!r}")
     return windows.make_window(window, stride, dilation)._replace(rows=windows.Axis(1))
