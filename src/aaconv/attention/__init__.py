@@ -94,6 +94,11 @@ def _attend_windows(
     named = backend or chosen_default()
     if named is not None and known_backend(named) == "eager":
         return eager.attend(qkv, rel_h, rel_w, **sizes, window=window)
+    if named in (None, "triton"):
+        reason = triton_backend.why_not(qkv, rel_h, rel_w, **sizes, window=window)
+        if reason is None:
+            return triton_backend.attend(qkv, rel_h, rel_w, **sizes, window=window)
+        _tell_once("triton", reason)
     attend = functools.partial(attend_decomposed, backend=named)
     return windows.attend(qkv, rel_h, rel_w, window, **sizes, attend_decomposed=attend)
 

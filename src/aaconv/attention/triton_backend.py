@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
-from . import eager, triton_wide
+from . import eager, triton_wide, triton_window
 from .torch_state import constant_to_compilers, someone_looks_on
 from .triton_launch import INTERPRETED, Piece, device_of
-from .triton_plan import GROUP, Plan, ceil_div, is_wide, key_parts, padded, plan_for, power_below
+from .triton_plan import GROUP, Plan, ceil_div, is_wide, key_parts, padded, plan_for, power_below, tables_of
+from .windows import Window
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 MAX_DEPTH = 128
@@ -29,7 +30,13 @@ DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
 def why_not(
-    qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads: int, key_channels: int
+    qkv: Tensor,
+    rel_h: Tensor | None,
+    rel_w: Tensor | None,
+    *,
+    num_heads: int,
+    key_channels: int,
+    window: Window | None = None,
 ) -> str | None:
     """None if the kernels can take these arguments, else the reason."""
     if reason := why_not_here(qkv):
@@ -37,6 +44,8 @@ def why_not(
     if qkv.dtype not in DTYPES:
         return f"dtype {qkv.dtype} is not one of bfloat16, float16, float32"
     key_depth, value_depth = key_channels // num_heads, qkv.shape[3] // num_heads - 2 * key_channels // num_heads
+    if window is not None:
+        return triton_window.why_not(key_depth, value_depth, window)
     depth = max(key_depth, value_depth)
     if depth > MAX_DEPTH:
         return f"a head of {depth} channels is larger than {MAX_DEPTH}"
@@ -71,10 +80,18 @@ def why_not_here(tensor: Tensor) -> str | None:
     return None
 
 
-def attend(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads: int, key_channels: int) -> Tensor:
+def attend(
+    qkv: Tensor,
+    rel_h: Tensor | None,
+    rel_w: Tensor | None,
+    *,
+    num_heads: int,
+    key_channels: int,
+    window: Window | None = None,
+) -> Tensor:
     """[batch, height, width, 2*dk + dv] -> [batch, height, width, dv]."""
     height, width = qkv.shape[1:3]
-    sizes = height, num_heads, key_channels
+    sizes = height, num_heads, key_channels, () if window is None else window.numbers
     if someone_looks_on(qkv, rel_h, rel_w):
         # Three dimensions: torch's compiler takes a fourth for an image's and lays it out channels_last, with a copy.
         out, _ = attend_forward(qkv.flatten(1, 2), rel_h, rel_w, *sizes)
@@ -85,12 +102,23 @@ def attend(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads
 
 
 def _forward(
-    qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, height: int, num_heads: int, key_channels: int
+    qkv: Tensor,
+    rel_h: Tensor | None,
+    rel_w: Tensor | None,
+    height: int,
+    num_heads: int,
+    key_channels: int,
+    window: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
     """qkv [batch, pixels, 2*dk + dv], or its pixels as height and width, rel_h ([heads,] 2*height - 1, dk / heads) and
     rel_w alike, of any dtype -> the output [batch, pixels, dv], or with height and width, and the log-sum-exp
     [batch * heads, 2, pixels] in two parts."""
     out, lse = _empty_forward(qkv, num_heads, key_channels)
+    if window:
+        inputs = triton_window.prepare(_with_pixels(qkv), rel_h, rel_w, height, num_heads, key_channels, window)
+        with device_of(qkv):
+            triton_window.forward(*inputs, out, lse)
+        return out, lse
     plan, qkv, tables = _prepare(qkv, rel_h, rel_w, height, num_heads, key_channels)
     if plan.is_wide:
         with device_of(qkv):
@@ -115,11 +143,18 @@ def _backward(
     height: int,
     num_heads: int,
     key_channels: int,
+    window: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
     """The gradients of qkv, packed, and of the tables, one after the other (empty if there are none)."""
     grad_qkv, grad_tables = _empty_backward(qkv, rel_h, rel_w)
-    plan, qkv, tables = _prepare(qkv, rel_h, rel_w, height, num_heads, key_channels, backward=True)
     grad_out = grad_out.contiguous()
+    if window:
+        sizes = height, num_heads, key_channels, window
+        plan, qkv, tables = triton_window.prepare(_with_pixels(qkv), rel_h, rel_w, *sizes, backward=True)
+        with device_of(qkv):
+            triton_window.backward(plan, grad_out, qkv, tables, out, lse, grad_qkv, grad_tables)
+        return grad_qkv, grad_tables
+    plan, qkv, tables = _prepare(qkv, rel_h, rel_w, height, num_heads, key_channels, backward=True)
     if plan.is_wide:
         sizes = height, num_heads, key_channels
         grad_out, qkv, out, into = map(_with_pixels, (grad_out, qkv, out, grad_qkv))
@@ -164,10 +199,7 @@ def _prepare(
         qkv = qkv.contiguous()
         apart = channels
     full = qkv.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-    if rel_h is None or rel_w is None:
-        tables, dimensions = (qkv, qkv), 0
-    else:
-        tables, dimensions = (rel_h.contiguous(), rel_w.to(rel_h.dtype).contiguous()), rel_h.dim()
+    tables, dimensions = tables_of(qkv, rel_h, rel_w)
     shape, strides = (qkv.shape[0], pixels, channels), (qkv.stride(0), apart, 1)
     kind = (shape, strides, qkv.dtype, dimensions, tables[0].dtype, height, num_heads, key_channels)
     return plan_for(*kind, full, backward, qkv.device.index if qkv.is_cuda else None), qkv, tables
@@ -193,7 +225,13 @@ def _empty_backward(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None) -> 
 
 
 def _fake_forward(
-    qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, height: int, num_heads: int, key_channels: int
+    qkv: Tensor,
+    rel_h: Tensor | None,
+    rel_w: Tensor | None,
+    height: int,
+    num_heads: int,
+    key_channels: int,
+    window: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
     return _empty_forward(qkv, num_heads, key_channels)
 
@@ -208,6 +246,7 @@ def _fake_backward(
     height: int,
     num_heads: int,
     key_channels: int,
+    window: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
     return _empty_backward(qkv, rel_h, rel_w)
 
@@ -228,14 +267,14 @@ def _gradients(ctx: Any, grad_out: Tensor, _grad_lse: Tensor | None = None) -> t
 
 def _differentiable_gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients that can be differentiated again, through the reference: the kernels have no second derivative."""
-    (qkv, rel_h, rel_w, *_), (height, num_heads, key_channels) = ctx.saved_tensors, ctx.sizes
+    (qkv, rel_h, rel_w, *_), (height, num_heads, key_channels, window) = ctx.saved_tensors, ctx.sizes
     inputs = (qkv, rel_h, rel_w)
     wanted = [tensor for tensor in inputs if tensor is not None and tensor.requires_grad]
-    sizes = {"num_heads": num_heads, "key_channels": key_channels}
+    sizes = {"num_heads": num_heads, "key_channels": key_channels, "window": Window.of_numbers(window)}
     out = eager.attend(_with_pixels(qkv).unflatten(1, (height, -1)), rel_h, rel_w, **sizes).view_as(grad_out)
     grads = iter(torch.autograd.grad(out, wanted, grad_out, create_graph=True))
     of_inputs = (next(grads) if any(tensor is one for one in wanted) else None for tensor in inputs)
-    return *of_inputs, None, None, None
+    return *of_inputs, *[None] * len(ctx.sizes)
 
 
 def _of_inputs(
@@ -243,10 +282,10 @@ def _of_inputs(
 ) -> tuple[Tensor | None, ...]:
     """What a backward returns for the inputs of the forward."""
     if rel_h is None or rel_w is None:
-        return grad_qkv, None, None, None, None, None
+        return grad_qkv, None, None, None, None, None, None
     rows = rel_h.shape[-2]
     grad_h, grad_w = grad_tables[..., :rows, :].to(rel_h.dtype), grad_tables[..., rows:, :].to(rel_w.dtype)
-    return grad_qkv, grad_h, grad_w, None, None, None
+    return grad_qkv, grad_h, grad_w, None, None, None, None
 
 
 class _Attend(torch.autograd.Function):
@@ -269,7 +308,7 @@ class _Attend(torch.autograd.Function):
 
 # Not torch.library.custom_op: what that wraps around a call takes longer than the call.
 _library = torch.library.Library("aaconv", "FRAGMENT")
-_sizes = "SymInt height, int num_heads, int key_channels) -> (Tensor, Tensor)"
+_sizes = "SymInt height, int num_heads, int key_channels, int[] window=[]) -> (Tensor, Tensor)"
 _library.define(
     f"attend_2d(Tensor qkv, Tensor? rel_h, Tensor? rel_w, {_sizes}",
     tags=(torch.Tag.pt2_compliant_tag,),
@@ -294,13 +333,15 @@ def _forward_flops(
     height: int,
     num_heads: int,
     key_channels: int,
-    *args: Any,
+    window: Sequence[int] = (),
     **kwargs: Any,
 ) -> int:
-    """Multiplications and additions of q k^T, p v and the relative logits of every row and column."""
+    """Multiplications and additions of q k^T, p v and the relative logits of every row and column that is seen."""
     batch, pixels, channels = qkv_shape
-    relative = 0 if rel_h_shape is None else key_channels * (height + pixels // height)
-    return 2 * batch * pixels * (pixels * (channels - key_channels) + relative)
+    seen = Window.of_numbers(window)
+    rows, columns = (height, pixels // height) if seen is None else seen.keys(height, pixels // height)
+    relative = 0 if rel_h_shape is None else key_channels * (rows + columns)
+    return 2 * batch * pixels * (rows * columns * (channels - key_channels) + relative)
 
 
 @register_flop_formula(torch.ops.aaconv.attend_2d_backward)
@@ -314,10 +355,11 @@ def _backward_flops(
     height: int,
     num_heads: int,
     key_channels: int,
+    window: Sequence[int] = (),
     **kwargs: Any,
 ) -> int:
     """Two products for each of the forward's, without the recomputed logits."""
-    return 2 * _forward_flops(qkv_shape, rel_h_shape, rel_w_shape, height, num_heads, key_channels)
+    return 2 * _forward_flops(qkv_shape, rel_h_shape, rel_w_shape, height, num_heads, key_channels, window)
 
 
 @constant_to_compilers

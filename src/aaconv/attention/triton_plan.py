@@ -201,6 +201,13 @@ def launches_overlap() -> bool:
 plan_for = functools.lru_cache(maxsize=1024)(Plan)
 
 
+def tables_of(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None) -> tuple[tuple[Tensor, Tensor], int]:
+    """The tables as the kernels take them, and their dimensions; without tables any tensor stands for them."""
+    if rel_h is None or rel_w is None:
+        return (qkv, qkv), 0
+    return (rel_h.contiguous(), rel_w.to(rel_h.dtype).contiguous()), rel_h.dim()
+
+
 def heads_at_a_time(heads: int, most: int, programs: int, beside: int) -> int:
     """Of so many heads, of which `most` fit: the number with which their programs, so many each, take the shortest,
     `beside` programs running beside each other."""

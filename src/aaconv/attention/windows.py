@@ -8,7 +8,7 @@ with the part of the map that its windows cover. Time and memory are linear in t
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
@@ -77,6 +77,15 @@ class Window(NamedTuple):
         names = ("window", "window_stride", "window_dilation")
         pairs = zip(names, zip(*self, strict=True), (0, 1, 1), strict=True)
         return ", ".join(f"{name}={pair}" for name, pair, usual in pairs if set(pair) != {usual})
+
+    @property
+    def numbers(self) -> tuple[int, ...]:
+        """The two windows, strides and dilations one after the other, as operators take them."""
+        return tuple(number for pair in zip(*self, strict=True) for number in pair)
+
+    @classmethod
+    def of_numbers(cls, numbers: Sequence[int]) -> "Window | None":
+        return cls(Axis(*numbers[0::2]), Axis(*numbers[1::2])) if numbers else None
 
     def keys(self, height: int, width: int) -> tuple[int, int]:
         """(rows, columns) that a query sees on a map of height x width, at most."""

@@ -1,0 +1,156 @@
+"""The kernels of local attention in triton's interpreter, against the masked reference; tests/gpu compiles them.
+
+They run in processes that test_in_the_interpreter starts.
+"""
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from aaconv.attention import attend_2d, eager, triton_backend, triton_window, windows
+from aaconv.attention.windows import make_window
+from support.interpreter import run_interpreted
+from support.window_laws import Case, assert_as_good_as_eager, random_case
+
+INTERPRETED = triton_backend.INTERPRETED
+PARTS = 3
+interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the processes test_in_the_interpreter starts")
+pytestmark = [
+    pytest.mark.usefixtures("poisoned_buffers"),
+    pytest.mark.skipif(not triton_backend.HAS_TRITON, reason="triton is not installed"),
+]
+SMALL = Case(5, 7, make_window(3), 2, 20, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(INTERPRETED, reason="this is such a process")
+@pytest.mark.parametrize("part", range(PARTS))
+def test_in_the_interpreter(part):
+    run_interpreted(__file__, part, PARTS)
+
+
+@interpreted
+@pytest.mark.parametrize("seed", range(20))
+def test_random_windows_match_float64(seed):
+    assert_as_good_as_eager(random_case(seed, most=12), torch.float32)
+
+
+@interpreted
+@pytest.mark.parametrize("seed", range(20, 28))
+def test_half_precision_matches_float64(seed):
+    assert_as_good_as_eager(random_case(seed, most=12), torch.float16)
+
+
+@interpreted
+@pytest.mark.usefixtures("bfloat16")
+@pytest.mark.parametrize("seed", range(28, 36))
+def test_bfloat16_matches_float64(seed):
+    assert_as_good_as_eager(random_case(seed, most=12), torch.bfloat16)
+
+
+@interpreted
+@pytest.mark.usefixtures("bfloat16")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of weights that are done again
+@pytest.mark.parametrize("shift", [-300, 300])
+def test_bfloat16_with_logits_far_from_zero(shift):
+    """A sum of the weights that is too small or too large is done again."""
+    qkv, *rest = SMALL.inputs()
+    qkv[..., :80] *= 0.3
+    qkv[..., :40] += abs(shift) ** 0.5 * 20**-0.25
+    qkv[..., 40:80] += (shift > 0 or -1) * abs(shift) ** 0.5 * 20**-0.25
+    assert_as_good_as_eager(SMALL, torch.bfloat16, inputs=(qkv, *rest))
+
+
+@interpreted
+def test_scratch_in_chunks_changes_nothing(monkeypatch):
+    case = Case(5, 6, make_window(3), 2, 4, 1, batch=3)
+    inputs = case.inputs()
+    whole = case.run(triton_backend.attend, inputs, torch.float32)
+    monkeypatch.setattr(triton_window, "SCRATCH", 0)
+    monkeypatch.setattr(triton_window, "SMALL_SCRATCH", 0)
+    monkeypatch.setattr(triton_window, "plan_windows", triton_window.WindowPlan)  # not the one that is remembered
+    chunked = case.run(triton_backend.attend, inputs, torch.float32)
+    assert all(torch.equal(one, other) for one, other in zip(whole[:2], chunked[:2], strict=True))
+    for one, other in zip(whole[2:], chunked[2:], strict=True):
+        torch.testing.assert_close(one, other)
+
+
+@interpreted
+def test_any_strides_of_the_projection():
+    qkv, *tables, _ = (tensor.float() for tensor in SMALL.inputs())
+    options = {"num_heads": 2, "key_channels": 40, "window": SMALL.window}
+    expected = triton_backend.attend(qkv, *tables, **options)
+    wider = torch.zeros(*qkv.shape[:3], qkv.shape[3] + 5)
+    wider[..., 5:] = qkv
+    for strided in (qkv.permute(0, 3, 1, 2).contiguous().permute(0, 2, 3, 1), wider[..., 5:]):
+        assert strided.stride() != qkv.stride()
+        assert torch.equal(triton_backend.attend(strided, *tables, **options), expected)
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")  # opcheck's own
+def test_operator_is_registered_correctly():
+    qkv, *tables, _ = (tensor.float().requires_grad_() for tensor in SMALL.inputs())
+    arguments = (qkv.detach().flatten(1, 2).requires_grad_(), *tables, 5, 2, 40, list(SMALL.window.numbers))
+    torch.library.opcheck(torch.ops.aaconv.attend_2d.default, arguments)
+
+
+@interpreted
+def test_the_operator_and_the_direct_way_to_the_kernels_agree(monkeypatch):
+    inputs = SMALL.inputs()
+    directly = SMALL.run(triton_backend.attend, inputs, torch.float32)
+    monkeypatch.setattr(triton_backend, "someone_looks_on", lambda *tensors: True)
+    dispatched = SMALL.run(triton_backend.attend, inputs, torch.float32)
+    assert all(torch.equal(one, other) for one, other in zip(directly, dispatched, strict=True))
+
+
+@interpreted
+def test_gradients_can_be_differentiated_again():
+    second = []
+    for attend in (triton_backend.attend, eager.attend):
+        leaves = [tensor.float().requires_grad_() for tensor in SMALL.inputs()[:3]]
+        out = attend(*leaves, num_heads=2, key_channels=40, window=SMALL.window)
+        first = torch.autograd.grad(out.square().sum(), leaves, create_graph=True)
+        second.append(torch.autograd.grad(sum(one.square().sum() for one in first), leaves))
+    for ours, theirs in zip(*second, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+
+
+@interpreted
+def test_operations_are_linear_in_the_pixels():
+    def counted(height, width):
+        qkv = torch.zeros(1, height, width, 2 * 43)
+        tables = (torch.zeros(5, 20), torch.zeros(5, 20))
+        with FlopCounterMode(display=False) as counter:
+            triton_backend.attend(qkv, *tables, num_heads=2, key_channels=40, window=SMALL.window)
+        return counter.get_total_flops()
+
+    assert counted(5, 7) == 2 * 35 * (9 * 46 + 40 * 6)
+    assert counted(10, 7) == 2 * counted(5, 7)
+
+
+@interpreted
+def test_what_the_kernels_cannot_take_goes_through_the_tiles(monkeypatch):
+    def refuse(*inputs, **options):
+        raise AssertionError("the kernels of windows were taken")
+
+    monkeypatch.setattr(triton_window, "forward", refuse)
+    for case in (Case(40, 2, make_window((33, 1)), 1, 4, 2), Case(4, 4, make_window(3), 1, 65, 2)):
+        inputs = [tensor.float() for tensor in case.inputs()[:3]]
+        options = {"num_heads": 1, "key_channels": case.depth, "window": case.window}
+        torch.testing.assert_close(attend_2d(*inputs, **options), eager.attend(*inputs, **options))
+
+
+@pytest.mark.parametrize(("window", "shared"), [(1, 1), (7, 1), (7, 7), (8, 3), (13, 1), (13, 5), (32, 1), (32, 32)])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_a_step_holds_all_columns_that_a_tile_sees(dtype, window, shared):
+    numbers = (window, window, shared, shared, 1, 1)
+    plan = triton_window.WindowPlan((1, 1600, 86), 86, dtype, 2, dtype, 40, 2, 40, numbers, True, True)
+    axis = windows.Axis(window, shared)
+    for name, found in plan.cuts.items():
+        assert found.tile_rows * found.tile_columns == plan.tiles[name].queries
+        for length in (window + 1, 40, 57):
+            for side, most in ((found.tile_columns, found.key_columns), (found.tile_rows, plan.constants["LINES"])):
+                for first in range(0, length, side):
+                    last = min(first + side, length) - 1
+                    assert axis.start(last, length) + window - axis.start(first, length) <= most
