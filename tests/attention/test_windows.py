@@ -139,6 +139,21 @@ def test_a_wrong_window_is_named(value):
         make_window(value)
 
 
+@pytest.mark.parametrize("value", [2**16 + 1, 10**9, 10**30, (3, 10**9)])
+def test_a_window_that_no_map_has_is_named(value):
+    with pytest.raises(ValueError, match=r"^window must be at most 65536, got .*; a window as large as the map"):
+        make_window(value)
+    with pytest.raises(ValueError, match=r"^window_dilation must be at most 65536, got "):
+        make_window(3, 1, value)
+
+
+@pytest.mark.parametrize("option", ["window_stride", "window_dilation"])
+def test_options_of_windows_are_refused_without_one(option):
+    (qkv, *_), _ = random_inputs(4, 4, make_window(4))
+    with pytest.raises(ValueError, match=rf"^{option}=2 has no meaning without a window; pass window=K as well"):
+        attend_2d(qkv, None, None, **SIZES, **{option: 2})
+
+
 def test_wrong_strides_dilations_and_tables_are_named():
     with pytest.raises(ValueError, match=r"window_stride must be at most the window, 3, .* got window_stride=4"):
         make_window(3, 4)

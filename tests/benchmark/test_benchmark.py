@@ -240,13 +240,18 @@ def test_a_training_step_trains():
 @pytest.mark.slow
 def test_model_compares_with_the_first(tmp_path, capsys):
     path = tmp_path / "model.json"
-    names = ["plain_wrn16_4", "aa_wrn16_4"]
+    names = ["plain_wrn16_4", "aa_wrn16_4:window=3"]
     model.run(names, batch=2, size=8, compiled=False, device="cpu", rounds=1, json_to=str(path))
     rows = json.loads(path.read_text())["rows"]
-    assert [(row["model"], row["phase"]) for row in rows] == [(n, p) for n in names for p in ("infer", "train")]
+    found = [(row["model"], row["options"], row["phase"]) for row in rows]
+    networks = [("plain_wrn16_4", {}), ("aa_wrn16_4", {"window": 3})]
+    assert found == [(*network, phase) for network in networks for phase in ("infer", "train")]
     assert [row["launched_to_first"] == 1 for row in rows] == [True, True, False, False]
     assert all(row["peak_bytes"] > 0 for row in rows)
-    assert "aa_wrn16_4" in capsys.readouterr().out
+    assert [row["images_per_second"] for row in rows] == pytest.approx(
+        [2e3 / row["launched_ms"]["p50"] for row in rows]
+    )
+    assert "aa_wrn16_4:window=3" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -333,6 +333,7 @@ def test_an_epoch_of_cifar100(kind, cifar, here):
     [
         "imagenette-plain-resnet18",
         "imagenette-aa-resnet18",
+        "imagenette-windows-7",
         "imagenet-resnet34-aa-sinusoidal",  # steps
         "imagenet-mnasnet-075-aa",  # RMSProp, exponential decay, averaged weights
     ],

@@ -1,5 +1,7 @@
 """Layers that attend over windows: tables without a size, checkpoints, augment, cost and export."""
 
+import re
+
 import pytest
 import timm
 import torch
@@ -88,6 +90,27 @@ def test_augment_takes_a_window_or_a_rule():
         assert local(torch.randn(1, 3, size, size)).shape[-1] == size // 2
 
 
+def two_convolutions():
+    return nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, stride=2, padding=1))
+
+
+@pytest.mark.parametrize("window", [{"0": 7}, lambda name, conv, size: 7 if size == (32, 32) else None])
+def test_strides_and_dilations_are_for_the_layers_that_have_a_window(window):
+    local, _ = augment(two_convolutions(), 32, where="*", window=window, window_stride=2, window_dilation=3)
+    assert str(local[0].window) == "window=(7, 7), window_stride=(2, 2), window_dilation=(3, 3)"
+    assert local[1].window is None
+    again, _ = augment(two_convolutions(), **{**local.augmentations[0], "example": 32})
+    assert [layer.window for layer in again] == [layer.window for layer in local]
+    with pytest.raises(ValueError, match="window_stride=2 has no meaning without a window"):
+        augment(two_convolutions(), 32, where="*", window_stride=2)
+
+
+@pytest.mark.parametrize("option", ["window", "downsample"])
+def test_a_layer_that_is_not_augmented_is_named(option):
+    with pytest.raises(ValueError, match=f"^{option} names '2', which is not augmented; such are 0, 1"):
+        augment(two_convolutions(), 32, where="*", **{option: {"0": 1, "2": 1}})
+
+
 def test_a_network_with_windows_in_all_stages():
     model = timm.create_model("aa_resnet18", window=7, where="layer*.*.conv1", downsample=False, img_size=64)
     layers = [module for module in model.modules() if isinstance(module, AAConv2d)]
@@ -117,6 +140,8 @@ def test_exported_as_one_program():
     [
         ({"window": 0}, "window must be a whole number from 1"),
         ({"window": 3.0}, r"window must be a whole number from 1.*got 3\.0"),
+        ({"window": -1}, "window must be a whole number from 1.*got -1"),
+        ({"window": 10**9}, "window must be at most 65536, got 1000000000; a window as large as the map"),
         ({"window": 3, "size": 8}, "size=8 has no meaning with a window"),
         ({"window_stride": 2}, "window_stride=2 has no meaning without a window"),
         ({"window": 3, "window_stride": 4}, "window_stride must be at most the window, 3"),
@@ -128,6 +153,8 @@ def test_wrong_windows_are_named(options, told):
         layer(**options)
 
 
-def test_a_window_of_a_sequence_is_one_number():
-    with pytest.raises(ValueError, match=r"window of a sequence must be a whole number, got window=\(3, 3\)"):
-        AAConv1d(3, 8, 3, window=(3, 3))
+@pytest.mark.parametrize("value", [(3, 3), 0, -2, 3.0, True, "3"], ids=repr)
+def test_a_window_of_a_sequence_is_one_number(value):
+    told = rf"^window of a sequence must be a whole number from 1, got window={re.escape(repr(value))}$"
+    with pytest.raises(ValueError, match=told):
+        AAConv1d(3, 8, 3, window=value)

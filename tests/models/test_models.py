@@ -36,7 +36,7 @@ def test_every_kind_of_every_network_is_registered():
     resnets = {f"{kind}_resnet{depth}" for kind in kinds for depth in (18, 34, 50, 101, 152)}
     wide = {f"{kind}_wrn{which}" for kind in kinds for which in ("28_10", "28_2", "16_4", "40_2")}
     mnasnets = {f"{kind}_mnasnet_{width}" for kind in ("plain", "aa") for width in ("075", "100", "125", "140")}
-    assert set(NAMES) == resnets | wide | mnasnets
+    assert set(NAMES) == resnets | wide | mnasnets | {"aa_window_resnet50"}
     assert set(NAMES) <= set(timm.list_models())
 
 
@@ -177,6 +177,16 @@ def test_where_and_downsample_can_be_overridden():
     layers = augmented(on_meta("aa_resnet18", where="layer[34].*.conv1", downsample=False))
     assert {path.partition(".")[0] for path in layers} == {"layer3", "layer4"}
     assert not any(layer.downsample for layer in layers.values())
+
+
+def test_windows_are_in_all_stages_and_nothing_is_halved_for_them():
+    layers = augmented(on_meta("aa_window_resnet50"))
+    assert len(layers) == 16
+    assert {path.partition(".")[0] for path in layers} == {"layer1", "layer2", "layer3", "layer4"}
+    assert {(layer.window.size, layer.downsample) for layer in layers.values()} == {((13, 13), 0)}
+    assert {layer.window.size for layer in augmented(on_meta("aa_window_resnet50", window=7)).values()} == {(7, 7)}
+    without, paper = (on_meta(name, window=None) for name in ("aa_window_resnet50", "aa_resnet50"))
+    assert parameters(without) > parameters(paper)
 
 
 @narrow_ratios

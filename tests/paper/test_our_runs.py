@@ -10,7 +10,7 @@ from aaconv import recipes
 from aaconv.cli import command_line
 from aaconv.cli.recipe_options import given, spell_out
 from aaconv.paper.cells import cells
-from aaconv.paper.tables import print_tables
+from aaconv.paper.tables import print_runs_on, print_tables
 from aaconv.recipes import diff
 from aaconv.recipes.diff import overrides_of
 from aaconv.runs import results
@@ -214,6 +214,33 @@ def test_runs_on_other_data_stand_behind_all_tables(tmp_path, capsys):
     ]
     print_tables([1], folder=tmp_path)
     assert "imagenette" not in capsys.readouterr().out
+
+
+def test_the_runs_on_one_data_set_have_the_interval_of_their_mean(tmp_path, capsys):
+    for seed, top1 in enumerate((80.0, 81.0, 82.0)):
+        keep(tmp_path, "imagenette-windows-13", seed, top1, dataset="imagenette160")
+    keep(tmp_path, "imagenette-windows-plain", 0, 79.0, dataset="imagenette160")
+    keep(tmp_path, "cifar100-small-aa", 1, 62.0)
+    print_runs_on("imagenette160", folder=tmp_path)
+    printed = capsys.readouterr().out
+    lines = [line.split() for line in printed.splitlines()]
+    assert lines[0][:3] == ["our", "runs", "on"]
+    assert [line[0] for line in lines[1:3]] == ["imagenette-windows-plain", "imagenette-windows-13"]
+    assert lines[2][2:8] == ["3", "20", "1.5", "81.00", "±", "2.48"]
+    assert "mean ± 95 % interval of the mean; each command" in printed
+    assert "aaconv train imagenette-windows-13 --seed 0" in printed
+    assert "cifar100" not in printed
+    print_runs_on("imagenette160", as_json=True, folder=tmp_path)
+    runs = json.loads(capsys.readouterr().out)["runs"]
+    assert [(one["recipe"], one["seeds"]) for one in runs][1] == ("imagenette-windows-13", [0, 1, 2])
+
+
+def test_data_without_results_are_named_with_those_that_have_some(tmp_path):
+    with pytest.raises(ValueError, match=r"^there are no results on 'imagenette'; `aaconv record` keeps some$"):
+        print_runs_on("imagenette", folder=tmp_path)
+    keep(tmp_path, "cifar100-small-aa", 1, 62.0)
+    with pytest.raises(ValueError, match=r"on 'cifar10'; a table is 1 to 9 or 'all', and our runs are on cifar100$"):
+        print_runs_on("cifar10", folder=tmp_path)
 
 
 def test_only_runs_of_one_kind_are_averaged(tmp_path):

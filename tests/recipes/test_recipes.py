@@ -43,6 +43,16 @@ def test_practical_recipes_are_there():
     variants = ("plain", "ge", "se", "aa", "aa-per-head", "aa-no-position")
     assert {f"cifar100-small-{variant}" for variant in variants} <= names
     assert {f"imagenette-{kind}-resnet{depth}" for kind in ("plain", "se", "aa") for depth in (18, 50)} <= names
+    assert {"imagenette-aa-window-resnet50", "coco-small-aa-window-retinanet50"} <= names
+
+
+def test_the_recipes_of_windows_differ_in_the_network_alone():
+    found = [recipes.get(name) for name in recipes.names("imagenette-windows-*")]
+    assert [recipe.model.name for recipe in found] == ["plain_resnet50", "aa_resnet50", *["aa_window_resnet50"] * 2]
+    alike = [replace(recipe, name="", summary="", model=found[0].model) for recipe in found]
+    assert all(recipe == alike[0] for recipe in alike)
+    assert (alike[0].epochs, alike[0].in_memory, alike[0].compile) == (20, True, "reduce-overhead")
+    assert 9_469 // alike[0].batch * 10 == alike[0].checkpoint_every  # in the middle and at the end
 
 
 @pytest.mark.parametrize("recipe", OF_THE_PAPER, ids=lambda recipe: recipe.name)

@@ -62,6 +62,8 @@ def attend_2d(
     if window is not None:
         around = window if isinstance(window, Window) else make_window(window, window_stride, window_dilation)
         return _attend_windows(qkv, rel_h, rel_w, num_heads, key_channels, backend, around)
+    if window_stride != 1 or window_dilation != 1:
+        windows.refuse_without_window(window_stride, window_dilation)
     sizes = {"num_heads": num_heads, "key_channels": key_channels}
     kind = _kind_of_call(qkv, rel_h, rel_w, num_heads, key_channels, backend)
     chosen = _checked.get(kind) if kind is not None else None

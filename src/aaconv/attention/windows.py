@@ -21,6 +21,8 @@ OUT_OF_SIGHT = {torch.float16: -3e4}
 """A bias that leaves no weight, and is finite: a product with zero must be zero."""
 SMALLEST_TILE = 8
 """Queries along one side of a tile: a program of the fused kernels takes 64."""
+LARGEST = 2**16
+"""Of a window, a stride or a dilation: more pixels than a side of any map has."""
 
 
 class Axis(NamedTuple):
@@ -109,10 +111,20 @@ def make_window(window: Sizes, stride: Sizes = 1, dilation: Sizes = 1) -> Window
     return Window(*axes)
 
 
+def refuse_without_window(stride: Sizes, dilation: Sizes) -> None:
+    """A ValueError for what only windows have."""
+    for name, value in (("window_stride", stride), ("window_dilation", dilation)):
+        if value != 1:
+            raise ValueError(f"{name}={value} has no meaning without a window; pass window=K as well")
+
+
 def _pair(name: str, value: Sizes) -> tuple[int, int]:
     pair = tuple(value) if isinstance(value, tuple | list) else (value, value)
     if len(pair) != 2 or not all(type(one) is int and one >= 1 for one in pair):
         raise ValueError(f"window{name} must be a whole number from 1, or a pair (rows, columns), got {value!r}")
+    if max(pair) > LARGEST:
+        whole = "; a window as large as the map sees all of it" if not name else ""
+        raise ValueError(f"window{name} must be at most {LARGEST}, got {value!r}{whole}")
     return pair
 
 

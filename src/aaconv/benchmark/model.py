@@ -78,11 +78,12 @@ class Case:
     peak_bytes: int | None = None
     kernels_ms: dict[str, float] = field(default_factory=dict)
 
-    def row(self, timings: dict[str, Timing], first: dict[str, Timing]) -> dict[str, Any]:
+    def row(self, timings: dict[str, Timing], first: dict[str, Timing], batch: int) -> dict[str, Any]:
         row: dict[str, Any] = {"model": self.network.name, "options": self.network.options, "phase": self.phase}
         row |= {"peak_bytes": self.peak_bytes, "prepare_s": round(self.prepare_s, 1)}
         row |= {f"{way}_ms": vars(timing) for way, timing in timings.items()}
         row |= {f"{way}_to_first": timings[way].p50 / first[way].p50 for way in timings if way in first}
+        row |= {"images_per_second": max(1e3 * batch / timing.p50 for timing in timings.values())} if timings else {}
         row |= {"kernels_ms": self.kernels_ms} if self.kernels_ms else {}
         return row | ({"failed": self.failures} if self.failures else {})
 
@@ -147,9 +148,9 @@ def measure(
             for way, reason in case.failures.items():
                 progress(f"{network} {phase}: {way} failed: {reason}")
         if network is not networks[-1]:
-            yield _rows(cases, device, rounds=min(3, rounds))
+            yield _rows(cases, batch, device, rounds=min(3, rounds))
     progress(f"timing, {rounds} rounds")
-    yield _rows(cases, device, rounds=rounds)
+    yield _rows(cases, batch, device, rounds=rounds)
     progress("done")
 
 
@@ -224,14 +225,14 @@ def prepare_training(model: nn.Module, batch: int, size: int, compiled: bool, de
     return call, held
 
 
-def _rows(cases: list[Case], device: torch.device, rounds: int) -> list[dict[str, Any]]:
+def _rows(cases: list[Case], batch: int, device: torch.device, rounds: int) -> list[dict[str, Any]]:
     calls = {(index, way): call for index, case in enumerate(cases) for way, call in case.ways.items()}
     timed = time_interleaved(calls, device, rounds=rounds, sample_ms=100 if device.type == "cuda" else 1)
     timings = [{way: timed[index, way] for way in case.ways} for index, case in enumerate(cases)]
     first: dict[str, dict[str, Timing]] = {}
     for case, timing in zip(cases, timings, strict=True):
         first.setdefault(case.phase, timing)
-    return [case.row(timing, first[case.phase]) for case, timing in zip(cases, timings, strict=True)]
+    return [case.row(timing, first[case.phase], batch) for case, timing in zip(cases, timings, strict=True)]
 
 
 def print_rows(
@@ -243,23 +244,28 @@ def print_rows(
         columns += [f"{way} ms", "p20 - p80", "/ first"]
     cells = []
     for row in sorted(results.rows, key=lambda row: row["phase"]):
-        line = [str(Network(row["model"], row["options"])), row["phase"]]
+        line = [_title(row), row["phase"]]
         for way in ways:
             line += _cells(row, way)
-        cells.append([*line, f"{row['peak_bytes'] / 2**30:.2f} GiB" if row["peak_bytes"] else ""])
+        speed = f"{row['images_per_second']:,.0f}" if "images_per_second" in row else ""
+        cells.append([*line, speed, f"{row['peak_bytes'] / 2**30:.2f} GiB" if row["peak_bytes"] else ""])
     how = f"torch.compile{', launched from C++' if cpp_wrapper else ''}, " if compiled else ""
     about = f"{how}bf16, channels_last, batch {batch}, {size} x {size}; / first: against the first model"
     failed = [
-        f"{row['model']} {row['phase']}, {way}: {reason}"
+        f"{_title(row)} {row['phase']}, {way}: {reason}"
         for row in results.rows
         for way, reason in row.get("failed", {}).items()
     ]
     kernels = [
-        f"{row['model']} {row['phase']}, ms: {describe(row['kernels_ms'])}"
+        f"{_title(row)} {row['phase']}, ms: {describe(row['kernels_ms'])}"
         for row in results.rows
         if "kernels_ms" in row
     ]
-    results.finish([*columns, "peak memory"], cells, [about, *kernels, *failed])
+    results.finish([*columns, "images/s", "peak memory"], cells, [about, *kernels, *failed])
+
+
+def _title(row: dict[str, Any]) -> str:
+    return str(Network(row["model"], row["options"]))
 
 
 def _cells(row: dict[str, Any], way: str) -> list[str]:

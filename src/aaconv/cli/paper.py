@@ -14,7 +14,12 @@ def add_commands(commands: Parser) -> None:
     about = "print the paper's tables with our numbers beside them"
     table = commands.add("table", _table, about, "3")
     table.add_argument(
-        "number", nargs="?", default="all", type=table_number, metavar="N|all", help="1 to 9, default: all"
+        "which",
+        nargs="?",
+        default="all",
+        type=table_number,
+        metavar="N|all|DATASET",
+        help="1 to 9; or the data of recorded runs, such as cifar100; default: all tables",
     )
     table.add_argument(
         "--results",
@@ -39,17 +44,18 @@ def add_commands(commands: Parser) -> None:
 
 
 def table_number(text: str) -> int | str:
-    if text != "all" and not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"expected a number from 1 to 9 or 'all', got {text!r}")
-    return text if text == "all" else int(text)
+    return int(text) if text.isdecimal() else text
 
 
 def _table(chosen: argparse.Namespace) -> None:
-    from ..paper.tables import print_tables
+    from ..paper.tables import print_runs_on, print_tables
 
     if chosen.results is not None and not Path(chosen.results).is_dir():
         raise FileNotFoundError(f"there is no folder {chosen.results} with results; `aaconv record` makes one")
-    numbers = [] if chosen.number == "all" else [[chosen.number]]
+    if isinstance(chosen.which, str) and chosen.which != "all":
+        print_runs_on(chosen.which, as_json=chosen.json, folder=chosen.results)
+        return
+    numbers = [] if chosen.which == "all" else [[chosen.which]]
     print_tables(*numbers, as_json=chosen.json, folder=chosen.results)
 
 

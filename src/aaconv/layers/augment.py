@@ -51,7 +51,8 @@ def augment(
         names, or a callable (name, conv) -> bool. Names that match something else than a convolution are passed over.
     downsample: as in AAConv2d, or a callable (name, conv, (height, width) of its output) -> bool | int, or a mapping
         from names to numbers.
-    window: as in AAConv2d, or a callable or a mapping as `downsample`; None attends to the whole map.
+    window: as in AAConv2d, or a callable or a mapping as `downsample`; None attends to the whole map. window_stride and
+        window_dilation are for the layers that have one.
     grouped: also take grouped convolutions. The first channels of every group stay convolutional, so the later layers
         see them in another order. Depthwise ones cannot be taken: augment the pointwise convolutions beside them.
     options: AAConv2d's keyword arguments (combine, num_heads, key_ratio, value_ratio, position, ...).
@@ -79,6 +80,8 @@ def augment(
         raise ValueError("the model is compiled: augment it first, then torch.compile what augment returns")
     whole = options.get("combine") == "add"
     chosen = choose(model, where, whole=whole, grouped=grouped)
+    for option, value in (("downsample", downsample), ("window", window)):
+        _check_names(option, value, [names[0] for names in chosen.values()])
     inputs = example_inputs(model, example)
     maps = map_sizes(model, inputs, chosen)
     layers: dict[nn.Conv2d, AAConv2d] = {}
@@ -88,6 +91,8 @@ def augment(
         settings = _without(options, SIZE_OPTIONS)
         settings["downsample"] = _of_layer(downsample, 0, names[0], conv, out_size)
         settings["window"] = _of_layer(window, None, names[0], conv, out_size)
+        if settings["window"] is None and window is not None:
+            settings = _without(settings, {"window_stride", "window_dilation"})
         try:
             channels = _only(options, SIZE_OPTIONS)
             sizes = resolve_channels(conv.out_channels, groups=conv.groups, whole=whole, **channels)
@@ -127,6 +132,14 @@ def _of_layer(option: Any, otherwise: Any, name: str, conv: nn.Conv2d, out_size:
     if callable(option):
         return option(name, conv, out_size)
     return option.get(name, otherwise) if isinstance(option, Mapping) else option
+
+
+def _check_names(option: str, value: Any, augmented: list[str]) -> None:
+    """A ValueError where a mapping names a layer that is not augmented."""
+    for name in value if isinstance(value, Mapping) else ():
+        if name not in augmented:
+            near = get_close_matches(str(name), augmented, n=3) or augmented[:3]
+            raise ValueError(f"{option} names {name!r}, which is not augmented; such are {', '.join(near)}")
 
 
 def _check_options(options: dict[str, Any]) -> None:

@@ -85,15 +85,13 @@ class Geometry:
 def resolve_window(dimensions: int, window: Any, stride: Any, dilation: Any, size: Any) -> windows.Window | None:
     """The windows of a layer, None where it attends to the whole map."""
     if window is None:
-        for name, value in (("window_stride", stride), ("window_dilation", dilation)):
-            if value != 1:
-                raise ValueError(f"{name}={value} has no meaning without a window; pass window=K as well")
+        windows.refuse_without_window(stride, dilation)
         return None
     if size is not None:
         raise ValueError(f"size={size} has no meaning with a window, for which the tables are made; leave it out")
     if dimensions == 2:
         return windows.make_window(window, stride, dilation)
     for name, value in (("window", window), ("window_stride", stride), ("window_dilation", dilation)):
-        if not isinstance(value, int):
-            raise ValueError(f"{name} of a sequence must be a whole number, got {name}={value!r}")
+        if type(value) is not int or value < 1:
+            raise ValueError(f"{name} of a sequence must be a whole number from 1, got {name}={value!r}")
     return windows.make_window(window, stride, dilation)._replace(rows=windows.Axis(1))

@@ -112,7 +112,7 @@ _DEPTHS = {
 }
 
 default_cfgs = imagenet_cfgs(
-    [f"{kind}_resnet{depth}" for kind in KINDS for depth in _DEPTHS],
+    [*(f"{kind}_resnet{depth}" for kind in KINDS for depth in _DEPTHS), "aa_window_resnet50"],
     interpolation="bilinear",
     first_conv="conv1",
     classifier="fc",
@@ -120,6 +120,7 @@ default_cfgs = imagenet_cfgs(
 
 _AUGMENTED_BASIC = {"augmented": True, "key_ratio": 0.25, "value_ratio": 0.25}
 _AUGMENTED_BOTTLENECK = {"augmented": True, "key_ratio": 0.2, "value_ratio": 0.1}
+_IN_WINDOWS = {"window": 13, "where": "layer*.*.conv2", "downsample": 0}
 
 
 def _create(name: str, pretrained: bool, options: dict[str, Any], depth: int, **settings: Any) -> ResNet:
@@ -335,3 +336,9 @@ def aa_resnet101(pretrained: bool = False, **options: Any) -> ResNet:
 def aa_resnet152(pretrained: bool = False, **options: Any) -> ResNet:
     """ResNet-152, attention augmented."""
     return _create("aa_resnet152", pretrained, options, 152, **_AUGMENTED_BOTTLENECK)
+
+
+@register_model
+def aa_window_resnet50(pretrained: bool = False, **options: Any) -> ResNet:
+    """ResNet-50, attention in windows of 13 x 13 beside the 3x3s of all four stages, on maps that are not halved."""
+    return _create("aa_window_resnet50", pretrained, options, 50, **_AUGMENTED_BOTTLENECK, **_IN_WINDOWS)

@@ -2,14 +2,14 @@
 
 Parameters, FLOPs and map memory are those of the built models. Accuracies come from recorded results, one file per run
 (see runs/results.py), and are means over the seeds; all runs on a table's data stand below it, each experiment with its
-command, and those on other data behind the last table. Latencies come from `benchmarks/table2.json`, a list of "model",
-"infer_ms", "train_ms" and "options".
+command, and those on other data behind the last table; `aaconv table DATASET` prints those of one data set alone.
+Latencies come from `benchmarks/table2.json`, a list of "model", "infer_ms", "train_ms" and "options".
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -65,6 +65,20 @@ def print_tables(
     if counted:
         agree = sum(cell.match is True for cell in counted)
         output.print(f"{agree} of {len(counted)} counted cells agree to the printed precision", highlight=False)
+
+
+def print_runs_on(dataset: str, *, as_json: bool = False, folder: str | Path | None = None) -> None:
+    """Print our runs on one data set, by its name, each experiment with the interval of its mean and its command."""
+    ours = results.experiments(results.read(folder))
+    found = [one for one in ours if one.dataset == dataset]
+    if not found:
+        there = ", ".join(dict.fromkeys(one.dataset for one in ours))
+        known = f"a table is 1 to 9 or 'all', and our runs are on {there}" if there else "`aaconv record` keeps some"
+        raise ValueError(f"there are no results on {dataset!r}; {known}")
+    if as_json:
+        print(json.dumps({"runs": [_as_json(None, one) for one in found]}, indent=2))
+        return
+    _print_runs(console(), f"our runs on {dataset}", found, Experiment.interval)
 
 
 def _marks(encoding: str) -> dict[bool, str]:
@@ -139,7 +153,14 @@ def _as_json(number: int | None, one: Experiment) -> dict[str, object]:
     return about | {"runs": len(one.runs), "seeds": one.seeds} | means | {"command": one.command}
 
 
-def _print_runs(output: Console, title: str, ours: list[Experiment]) -> None:
+Spread = Callable[[Experiment, str], float | None]
+_SPREADS: dict[Spread, str] = {
+    Experiment.deviation: "standard deviation of a run",
+    Experiment.interval: "95 % interval of the mean",
+}
+
+
+def _print_runs(output: Console, title: str, ours: list[Experiment], spread: Spread = Experiment.deviation) -> None:
     """Our runs on some data: one line per experiment, and what trains it."""
     columns = [column for column in ACCURACY if any(one.values(metric_name(column)) for one in ours)]
     in_the_paper = [column for column in columns if any(_of_the_paper(one, column) for one in ours)]
@@ -155,7 +176,7 @@ def _print_runs(output: Console, title: str, ours: list[Experiment]) -> None:
         mark = f" {notes.index(one.note) + 1})" if one.note else ""
         values, number = [], next((len(some) for column in columns if (some := one.values(metric_name(column)))), 0)
         for column in columns:
-            values.append(_with_deviation(one, metric_name(column), number))
+            values.append(_with_spread(one, metric_name(column), number, spread))
             values += [_of_the_paper(one, column)] if column in in_the_paper else []
         shown.add_row(
             Text(one.name).append(mark, "dim"), str(number), str(one.epochs or ""),
@@ -164,7 +185,7 @@ def _print_runs(output: Console, title: str, ours: list[Experiment]) -> None:
     output.print(shown)
     devices = sorted({str(run["device"]) for one in ours for run in one.runs if run.get("device")})
     where = f"; on {', '.join(devices)}" if devices else ""
-    about = "the last epoch of n runs, mean ± standard deviation of a run; each command trains the first of them"
+    about = f"the last epoch of n runs, mean ± {_SPREADS[spread]}; each command trains the first of them"
     output.print(f"  {about}{where}", highlight=False, markup=False, soft_wrap=True)
     for place, note in enumerate(notes, 1):
         output.print(f"  {place}) {note}", highlight=False, markup=False, soft_wrap=True)
@@ -175,13 +196,13 @@ def _print_runs(output: Console, title: str, ours: list[Experiment]) -> None:
     output.print()
 
 
-def _with_deviation(one: Experiment, metric: str, usual: int) -> str:
+def _with_spread(one: Experiment, metric: str, usual: int, spread: Spread) -> str:
     """The mean over the runs that have the metric, and their number where it is not the usual one."""
-    value, deviation, number = one.mean(metric), one.deviation(metric), len(one.values(metric))
+    value, around, number = one.mean(metric), spread(one, metric), len(one.values(metric))
     if value is None:
         return ""
-    spread = "" if deviation is None else f" ± {deviation:.2f}"
-    return f"{value:.2f}{spread}{'' if number == usual else f' (n = {number})'}"
+    width = "" if around is None else f" ± {around:.2f}"
+    return f"{value:.2f}{width}{'' if number == usual else f' (n = {number})'}"
 
 
 def _of_the_paper(one: Experiment, column: str) -> str:

@@ -248,20 +248,16 @@ IMAGENETTE_KINDS = {
     "aa": "attention",
     "aa-window": "attention in windows of 13 x 13, in all stages",
 }
-IN_WINDOWS: dict[str, Any] = {"window": 13, "where": "layer*.*.conv2", "downsample": 0}
-"""Attention beside every 3x3 of a ResNet-50, the first stage too, on maps that are not halved for it."""
 
 
 def _imagenette() -> Iterator[Recipe]:
     """ResNets on photographs of ten ImageNet classes, 160 pixels: `--data folder/PATH` says where they are."""
-    networks: list[tuple[str, int, dict[str, Any]]] = [
-        (kind, depth, {}) for depth in (18, 50) for kind in IMAGENETTE_KINDS if kind != "aa-window"
-    ]
-    for kind, depth, options in [*networks, ("aa-window", 50, IN_WINDOWS)]:
+    networks = [(kind, depth) for depth in (18, 50) for kind in IMAGENETTE_KINDS if kind != "aa-window"]
+    for kind, depth in [*networks, ("aa-window", 50)]:
         yield Recipe(
             name=f"imagenette-{kind}-resnet{depth}",
             summary=f"ResNet-{depth} on Imagenette at 160 pixels: {IMAGENETTE_KINDS[kind]}",
-            model=Model(f"{kind.partition('-')[0]}_resnet{depth}", options),
+            model=Model(f"{kind.replace('-', '_')}_resnet{depth}"),
             data="folder/imagenette160",
             size=160,
             epochs=80,
