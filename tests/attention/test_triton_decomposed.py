@@ -67,6 +67,15 @@ def test_wide_heads_match_float64(shape, tables):
 
 
 @interpreted
+@pytest.mark.parametrize("tables", ["shared", "per head"])
+@pytest.mark.parametrize("shape", [(2, 5, 7, 2, 64, 40), (1, 3, 70, 1, 65, 48), (2, 1, 1, 3, 64, 64)], ids=str)
+def test_tables_whose_gradients_do_not_fit_a_program(shape, tables, monkeypatch):
+    monkeypatch.setattr(triton_decomposed, "MOST_SUMS", 0)
+    monkeypatch.setattr(triton_decomposed, "plan_relative", triton_decomposed.Relative)
+    fused_laws.assert_as_good_as_eager(fused_laws.random_inputs(*shape, tables), torch.float16, shape[3], shape[4])
+
+
+@interpreted
 @pytest.mark.usefixtures("bfloat16")
 def test_wide_heads_in_bfloat16(monkeypatch):
     fused_laws.assert_as_good_as_eager(fused_laws.random_inputs(1, 5, 9, 2, 64, 40), torch.bfloat16, 2, 64)

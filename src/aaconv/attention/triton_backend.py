@@ -17,14 +17,12 @@ from torch.utils.flop_counter import register_flop_formula
 
 from . import eager, triton_wide
 from .torch_state import constant_to_compilers, someone_looks_on
-from .triton_launch import INTERPRETED, Piece, device_of
+from .triton_launch import H200, INTERPRETED, Piece, device_of, gpu_at
 from .triton_plan import GROUP, Plan, ceil_div, is_wide, key_parts, padded, plan_for, power_below
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 MAX_DEPTH = 128
 MAX_SIDE = 128
-SHARED_MEMORY = 227 * 1024
-"""Bytes a program may have on a Hopper GPU."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -44,7 +42,7 @@ def why_not(
         return f"a map of {qkv.shape[1]} x {qkv.shape[2]} is larger than {MAX_SIDE} x {MAX_SIDE}"
     if is_wide(key_depth, value_depth, qkv.dtype, rel_h is not None):
         return None
-    shared = _abilities(qkv.device.index or 0)[2] if qkv.device.type == "cuda" else SHARED_MEMORY
+    shared = _abilities(qkv.device.index or 0)[2] if qkv.device.type == "cuda" else H200.shared_memory
     # What `pack` holds: the factors of the tails and those of the columns, padded to powers of two.
     row = padded(key_depth) * qkv.dtype.itemsize
     tails = ceil_div(qkv.shape[1], GROUP) * key_parts(key_depth)[2]
@@ -323,5 +321,4 @@ def _backward_flops(
 @constant_to_compilers
 def _abilities(index: int) -> tuple[int, int, int]:
     """Compute capability, and the bytes of shared memory that a program may have."""
-    found = torch.cuda.get_device_properties(index)
-    return found.major, found.minor, getattr(found, "shared_memory_per_block_optin", 99 * 1024)
+    return gpu_at(index)[:3]
