@@ -234,6 +234,7 @@ def test_memory_is_linear_in_pixels():
     assert peak_bytes(128) <= 4.3 * peak_bytes(64)
 
 
+@pytest.mark.alone
 def test_more_than_two_billion_elements():
     """The last image of a batch past 2**31 elements equals the same image alone."""
     batch, side, heads, depth = 26500, 16, 8, 20
