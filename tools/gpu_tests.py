@@ -27,7 +27,10 @@ ROOT = Path(__file__).resolve().parents[1]
 COMMANDS, REPORTS = "AACONV_TESTS_COMMANDS", "AACONV_TESTS_REPORTS"
 DEAD_DEVICE = re.compile(r"CUDA error|AcceleratorError|illegal memory access|device-side assert|misaligned address")
 """After one of these no test of the process can pass."""
-LONG = [(re.compile(r"compile|reduce-overhead"), 40), (re.compile(r"train|learn|course|batch_as_in"), 15)]
+LONG = [
+    (re.compile(r"compile|reduce-overhead|default|detection.*learns"), 40),
+    (re.compile(r"train|learn|course|batch_as_in"), 15),
+]
 """Seconds to expect of tests whose name fits: the longest ones begin first."""
 AT_ONCE = 4
 """Tests of one function that a process gets together: they share fixtures and compiled kernels."""
@@ -86,13 +89,18 @@ class Process:
     def __init__(self, paths: list[str], log: Path) -> None:
         commands, self._commands = os.pipe()
         self._reports, reports = os.pipe()
-        environment = {**os.environ, COMMANDS: str(commands), REPORTS: str(reports)}
-        environment = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "2"} | environment
+        few_threads = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "2"}
+        environment = {**few_threads, **os.environ, COMMANDS: str(commands), REPORTS: str(reports)}
         with log.open("a") as out:
             self.process = subprocess.Popen(
                 [sys.executable, __file__, *paths],
-                stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment, cwd=ROOT, pass_fds=(commands, reports),
-            )  # fmt: skip
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=out,
+                env=environment,
+                cwd=ROOT,
+                pass_fds=(commands, reports),
+            )
         os.close(commands)
         os.close(reports)
         self._lines = os.fdopen(self._reports)
