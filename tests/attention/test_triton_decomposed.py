@@ -130,6 +130,26 @@ def test_the_operator_is_registered_correctly():
 
 
 @interpreted
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # torch's own, in forward mode
+def test_transforms_of_torch_func_take_another_backend():
+    """They refuse our operator, or take its tangent for zero; sdpa and eager have all of them."""
+    *inputs, _ = decomposed_laws.random_inputs(1, 2, 5, 2, 3, 1, 16, 16)
+    q, *rest = (tensor.half() for tensor in inputs)
+
+    def total(q, backend=None):
+        return attend_decomposed(q, *rest, backend=backend).float().square().sum()
+
+    leaf = q.clone().requires_grad_()
+    total(leaf).backward()
+    torch.testing.assert_close(torch.func.grad(total)(q), leaf.grad, rtol=1e-2, atol=1e-2)
+    with torch.autograd.forward_ad.dual_level():
+        tangent = torch.autograd.forward_ad.unpack_dual(total(torch.autograd.forward_ad.make_dual(q, q))).tangent
+    torch.testing.assert_close(tangent, (leaf.grad.float() * q.float()).sum(), rtol=2e-2, atol=1e-1)
+    with pytest.raises(ValueError, match=r"transforms of torch.func .* do not go through the kernels; backend=None"):
+        torch.func.grad(lambda q: total(q, "triton"))(q)
+
+
+@interpreted
 def test_gradients_of_the_general_form_can_be_differentiated_again():
     *inputs, _ = decomposed_laws.random_inputs(1, 1, 4, 2, 2, 0, 16, 16)
     leaves = [tensor.half().requires_grad_() for tensor in inputs]

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import eager, triton_wide
-from .torch_state import constant_to_compilers, someone_looks_on
+from .torch_state import constant_to_compilers, is_transformed, someone_looks_on
 from .triton_launch import H200, INTERPRETED, Piece, device_of, gpu_at
 from .triton_plan import GROUP, Plan, ceil_div, is_wide, key_parts, padded, plan_for, power_below
 
@@ -58,6 +58,8 @@ def why_not_here(tensor: Tensor) -> str | None:
     # Before the sizes: torch.export would take a question about a symbolic size for a bound on it.
     if tensor.device.type != "cuda" and not INTERPRETED:
         return f"device {tensor.device.type} is not cuda (TRITON_INTERPRET=1 interprets the kernels on the cpu)"
+    if is_transformed():
+        return "transforms of torch.func and forward-mode derivatives do not go through the kernels"
     if torch.version.hip:
         return "the kernels are for NVIDIA GPUs"
     if tensor.device.type != "cuda" and tensor.dtype == torch.bfloat16:
