@@ -48,6 +48,12 @@ mutate: setup
 load: setup
 	OMP_NUM_THREADS=1 $(BIN)/python tools/load.py
 
+# The tests of a GPU, where there is one: eight processes share it.
+GPU_TESTS ?= --processes 8
+.PHONY: test-gpu
+test-gpu: setup
+	$(BIN)/python tools/gpu_tests.py $(GPU_TESTS)
+
 # accelerate against the modules of transformers, in an environment that adds it to the first one; and against those of
 # segment-anything and detectron2, if somebody has installed them there.
 FAMILIES := $(VENV)/families

@@ -209,6 +209,13 @@ def test_the_fused_call_gets_one_depth(device, key_depth, value_depth, depth, mo
         ({"rel_h": torch.zeros(3, 4)}, r"rel_h must be \[5, 4\] or \[2, 5, 4\] for a map of 3 x 4, got \[3, 4\]"),
         ({"rel_w": torch.zeros(2, 7, 4)}, "both be shared by the heads or both be per head"),
         ({"qkv": torch.zeros(3, 4, 20)}, "qkv must be"),
+        ({"qkv": torch.zeros(1, 3, 4, 20).long()}, r"qkv must be floating-point, got torch.int64; try qkv.float\(\)"),
+        ({"qkv": [1, 2]}, r"qkv must be a torch.Tensor, got list"),
+        ({"rel_w": torch.zeros(7, 4).int()}, "rel_w must be floating-point, got torch.int32"),
+        (
+            {"rel_h": torch.zeros(5, 4, device="meta")},
+            "rel_h must be on the device of qkv, cpu, got meta; try",
+        ),
         ({"backend": "cuda"}, "backend must be one of"),
     ],
 )
@@ -229,9 +236,17 @@ def test_float64_has_no_fused_kernel_on_a_gpu(device, dtype, runs):
     assert (sdpa.why_not(qkv, None, None, num_heads=2, key_channels=8) is None) == runs
 
 
+def test_a_table_on_another_device_is_named_after_a_call_that_was_right():
+    """Checks are done once for a kind of call: the devices of the tables are part of the kind."""
+    arguments = torch.zeros(1, 3, 4, 20), torch.zeros(5, 4), torch.zeros(7, 4)
+    attend_2d(*arguments, num_heads=2, key_channels=8)
+    with pytest.raises(ValueError, match="rel_w must be on the device of qkv"):
+        attend_2d(*arguments[:2], arguments[2].to("meta"), num_heads=2, key_channels=8)
+
+
 def test_a_named_backend_that_cannot_run_says_why(monkeypatch):
-    qkv = torch.zeros(1, 2, 2, 20, dtype=torch.complex64)
-    with pytest.raises(ValueError, match=r"backend='sdpa' cannot run: .*complex64"):
+    qkv = torch.zeros(1, 2, 2, 20, dtype=torch.float8_e4m3fn)
+    with pytest.raises(ValueError, match=r"backend='sdpa' cannot run: .*float8_e4m3fn"):
         attend_2d(qkv, None, None, num_heads=2, key_channels=8, backend="sdpa")
 
 

@@ -1,6 +1,7 @@
 """Attention with a bias of two parts: every backend against float64, output and all five gradients."""
 
 import math
+import re
 
 import pytest
 import torch
@@ -99,3 +100,31 @@ def test_mixed_dtypes_devices_and_unknown_backends_are_named():
 def test_half_precision_without_a_fused_kernel_is_told():
     inputs = [tensor.to(torch.complex64) for tensor in random_inputs(1, 1, 2, 2, 2, 0, 4, 4)]
     assert "float16" in sdpa.why_not_decomposed(*inputs)
+
+
+@pytest.mark.parametrize(
+    ("place", "given", "told"),
+    [
+        (3, None, "rows must be a torch.Tensor, got NoneType"),
+        (0, torch.ones(1, 2, 5, 16, dtype=torch.int64), "q must be floating-point, got torch.int64; try q.float()"),
+        (2, torch.empty(1, 2, 13, 8, device="meta"), "v must be on the device of q, cpu, got meta; try v.to('cpu')"),
+        (1, torch.ones(1, 2, 13, 16).half(), "k must have the dtype of q, torch.float32, got torch.float16; try"),
+        (0, torch.ones(1, 2, 5, 0), "q must have a depth of at least 1, got shape [1, 2, 5, 0]"),
+    ],
+)  # fmt: skip
+def test_what_is_no_such_tensor_is_named_with_the_way_out(place, given, told):
+    shapes = (5, 16), (13, 16), (13, 8), (5, 3), (5, 4)
+    inputs = [torch.randn(1, 2, *shape) for shape in shapes]
+    inputs[place] = given
+    with pytest.raises(ValueError, match=re.escape(told)):
+        attend_decomposed(*inputs)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # torch's own, in forward mode
+def test_forward_mode_in_half_precision_takes_the_reference():
+    """torch's fused kernel has none, on the CPU in half precision as on a GPU."""
+    inputs = [torch.randn(1, 2, *shape).bfloat16() for shape in ((5, 16), (13, 16), (13, 8), (5, 3), (5, 4))]
+    _, tangent = torch.func.jvp(lambda q: attend_decomposed(q, *inputs[1:]), (inputs[0],), (inputs[0],))
+    assert tangent.norm() > 0
+    with pytest.raises(ValueError, match="torch's fused kernels have no forward-mode derivative on cpu"):
+        torch.func.jvp(lambda q: attend_decomposed(q, *inputs[1:], backend="sdpa"), (inputs[0],), (inputs[0],))

@@ -4,7 +4,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from aaconv.attention.torch_state import constant_to_compilers, someone_looks_on
+from aaconv.attention.torch_state import (
+    constant_to_compilers,
+    is_forward_mode,
+    is_transformed,
+    someone_looks_on,
+)
 
 
 class Subclass(torch.Tensor):
@@ -33,6 +38,15 @@ def test_function_transforms_see_the_operator():
     torch.func.grad(lambda x: seen.append(someone_looks_on(x)) or x.sum())(torch.ones(2))
     torch.func.vmap(lambda x: seen.append(someone_looks_on(torch.ones(1))) or x)(torch.ones(2))
     assert seen == [True, True]
+
+
+def test_forward_mode_sees_the_operator():
+    assert not is_forward_mode()
+    with torch.autograd.forward_ad.dual_level():
+        assert is_forward_mode()
+        assert is_transformed()
+        assert someone_looks_on(torch.ones(1))
+    assert not is_transformed()
 
 
 def test_compilers_see_the_operator():

@@ -1,7 +1,6 @@
 """The kernels as triton compiles them for a Hopper GPU; no GPU is needed for that."""
 
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from triton.compiler import ASTSource  # noqa: E402
 
 from aaconv.attention import triton_backend, triton_launch, triton_plan, triton_tiles  # noqa: E402
 from aaconv.attention.triton_plan import launches_overlap  # noqa: E402  the one that the fixture does not replace
+from support.compiled_kernels import DISASSEMBLER, stack_bytes  # noqa: E402
 
 POINTERS = dict.fromkeys(("lse", "grad_tables", "rel_h", "rel_w"), "*fp32")
 
@@ -25,8 +25,8 @@ def plan(shape, dtype):
     return triton_backend._prepare(qkv, rel_h, rel_w, height, heads, heads * depth, backward=True)[0]
 
 
-def code(name, shape, dtype):
-    """What triton makes of a kernel, by stage; for aligned pointers, as torch's are."""
+def code(name, shape, dtype, capability=90):
+    """What triton makes of a kernel, by stage in its `asm`; for aligned pointers, as torch's are."""
     from aaconv.attention import triton_kernels
 
     chosen = plan(shape, dtype)
@@ -41,7 +41,7 @@ def code(name, shape, dtype):
     places = {(kernel.arg_names.index(argument),): value for argument, value in constants.items()}
     aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if signature[name][0] == "*"}
     source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=aligned)
-    return triton.compile(source, target=GPUTarget("cuda", 90, 32), options=options).asm
+    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
 
 
 @pytest.fixture(autouse=True)
@@ -79,7 +79,7 @@ SHAPES = [(2, 14, 14, 8, 20, 3), (2, 32, 32, 8, 20, 2), (2, 14, 14, 8, 32, 32)]
 @pytest.mark.parametrize("kernel", KERNELS)
 def test_no_kernel_uses_wgmma(kernel, shape):
     """Triton 3.6 and 3.7 let it read beyond the shared memory of operands as small as ours."""
-    assembly = code(kernel, shape, torch.bfloat16)["ptx"]
+    assembly = code(kernel, shape, torch.bfloat16).asm["ptx"]
     assert "mma.sync" in assembly
     assert "wgmma" not in assembly
 
@@ -107,7 +107,7 @@ def accesses_of_pixels(assembly):
 def test_no_more_is_loaded_or_stored_at_once_than_is_aligned(kernel, side):
     """Two heads of 20 and 3 channels: pixels are 86 apart, so pairs of queries' and keys' channels are aligned, and
     single ones of values. Triton infers it from the indices, not always rightly; on a GPU that ends the process."""
-    accesses = accesses_of_pixels(code(kernel, (1, side, side, 2, 20, 3), torch.bfloat16)["ptx"])
+    accesses = accesses_of_pixels(code(kernel, (1, side, side, 2, 20, 3), torch.bfloat16).asm["ptx"])
     assert accesses
     for size, line in accesses:
         assert size <= (2 if "DV" in line else 4), line
@@ -122,7 +122,7 @@ def test_kernels_follow_each_other_closely_where_the_gpu_can(kernel, overlap, mo
     monkeypatch.setattr(triton_plan, "launches_overlap", lambda: overlap)
     options = plan(SHAPES[0], torch.bfloat16).launch_constants(kernel, [])
     assert options.get("launch_pdl", False) == (overlap and kernel != "pack")
-    assembly = code(kernel, SHAPES[0], torch.bfloat16)["ptx"]
+    assembly = code(kernel, SHAPES[0], torch.bfloat16).asm["ptx"]
     commands = re.findall(r"griddepcontrol\.(\w+)", assembly)
     expected = [] if kernel == "pack" else ["wait"]
     if kernel not in ("attend_forward", "relative_backward"):
@@ -150,7 +150,6 @@ def test_kernels_follow_each_other_in_an_order_they_count_on(tables, monkeypatch
 
 
 ELONGATED = [(2, height, width, 8, 20, 3) for height, width in [(3, 67), (12, 80), (8, 128), (1, 64), (20, 20)]]
-DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump"
 
 
 @pytest.mark.skipif(not DISASSEMBLER.exists(), reason="triton came without cuobjdump")
@@ -164,17 +163,26 @@ DISASSEMBLER = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "c
 )
 def test_registers_are_enough(kernel, shape, tmp_path):
     """Some values may wait in memory; gradients that live there make a kernel ten times slower."""
-    binary = tmp_path / "kernel.cubin"
-    binary.write_bytes(code(kernel, shape, torch.bfloat16)["cubin"])
-    usage = subprocess.run([DISASSEMBLER, "-res-usage", binary], capture_output=True, text=True, check=True)
-    (stack,) = re.findall(r"STACK:(\d+)", usage.stdout + usage.stderr)
-    assert int(stack) <= 320  # bytes a thread, of 1020 in registers
+    assert stack_bytes(code(kernel, shape, torch.bfloat16).asm["cubin"], tmp_path) <= 320  # of 1020 in registers
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not DISASSEMBLER.exists(), reason="triton came without cuobjdump")
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("capability", [80, 89])
+@pytest.mark.parametrize("shape", [*SHAPES, (1, 64, 64, 8, 20, 3)], ids=str)
+@pytest.mark.parametrize("kernel", KERNELS)
+def test_an_a100_and_a_card_with_99_kib_of_shared_memory_are_enough(kernel, shape, capability, tmp_path, monkeypatch):
+    monkeypatch.setattr(triton_plan, "launches_overlap", lambda: False)
+    compiled = code(kernel, shape, torch.bfloat16, capability)
+    assert compiled.metadata.shared <= 32 * 1024  # three programs at least share a multiprocessor's 100 KiB
+    assert stack_bytes(compiled.asm["cubin"], tmp_path) <= 320
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_float32_products_are_summed_apart():
     """Triton likes to make total + a b one product that accumulates onto the total."""
-    lines = code("attend_forward", SHAPES[0], torch.float32)["ttir"].splitlines()
+    lines = code("attend_forward", SHAPES[0], torch.float32).asm["ttir"].splitlines()
     products = [line for line in lines if "tt.dot" in line]
     assert len(products) >= 3
     assert all("%cst" in line for line in products)  # they accumulate onto zeros

@@ -67,6 +67,15 @@ def test_wide_heads_match_float64(shape, tables):
 
 
 @interpreted
+@pytest.mark.parametrize("tables", ["shared", "per head"])
+@pytest.mark.parametrize("shape", [(2, 5, 7, 2, 64, 40), (1, 3, 70, 1, 65, 48), (2, 1, 1, 3, 64, 64)], ids=str)
+def test_tables_whose_gradients_do_not_fit_a_program(shape, tables, monkeypatch):
+    monkeypatch.setattr(triton_decomposed, "MOST_SUMS", 0)
+    monkeypatch.setattr(triton_decomposed, "plan_relative", triton_decomposed.Relative)
+    fused_laws.assert_as_good_as_eager(fused_laws.random_inputs(*shape, tables), torch.float16, shape[3], shape[4])
+
+
+@interpreted
 @pytest.mark.usefixtures("bfloat16")
 def test_wide_heads_in_bfloat16(monkeypatch):
     fused_laws.assert_as_good_as_eager(fused_laws.random_inputs(1, 5, 9, 2, 64, 40), torch.bfloat16, 2, 64)
@@ -118,6 +127,26 @@ def test_the_operator_is_registered_correctly():
     *inputs, _ = decomposed_laws.random_inputs(1, 2, 5, 2, 3, 1, 16, 16)
     inputs = [tensor.half().requires_grad_() for tensor in inputs]
     torch.library.opcheck(torch.ops.aaconv.attend_decomposed, (*inputs, 0.25), rtol=1e-2, atol=1e-2)
+
+
+@interpreted
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # torch's own, in forward mode
+def test_transforms_of_torch_func_take_another_backend():
+    """They refuse our operator, or take its tangent for zero; sdpa and eager have all of them."""
+    *inputs, _ = decomposed_laws.random_inputs(1, 2, 5, 2, 3, 1, 16, 16)
+    q, *rest = (tensor.half() for tensor in inputs)
+
+    def total(q, backend=None):
+        return attend_decomposed(q, *rest, backend=backend).float().square().sum()
+
+    leaf = q.clone().requires_grad_()
+    total(leaf).backward()
+    torch.testing.assert_close(torch.func.grad(total)(q), leaf.grad, rtol=1e-2, atol=1e-2)
+    with torch.autograd.forward_ad.dual_level():
+        tangent = torch.autograd.forward_ad.unpack_dual(total(torch.autograd.forward_ad.make_dual(q, q))).tangent
+    torch.testing.assert_close(tangent, (leaf.grad.float() * q.float()).sum(), rtol=2e-2, atol=1e-1)
+    with pytest.raises(ValueError, match=r"transforms of torch.func .* do not go through the kernels; backend=None"):
+        torch.func.grad(lambda q: total(q, "triton"))(q)
 
 
 @interpreted

@@ -8,7 +8,7 @@ from aaconv.benchmark import model
 from aaconv.benchmark.kernels import kernel_times
 from aaconv.benchmark.measure import graphed, peak_memory, time_interleaved
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+pytestmark = [pytest.mark.alone, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 DEVICE = torch.device("cuda")
 
 

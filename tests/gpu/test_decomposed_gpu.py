@@ -24,7 +24,8 @@ WIDE_SHAPES = [  # batch, height, width, heads, key depth, value depth
     (1, 1, 1, 1, 64, 64),
     (1, 128, 3, 1, 112, 33),
     (2, 3, 128, 3, 65, 128),
-    (1, 100, 90, 1, 64, 64),
+    (1, 100, 90, 1, 64, 64),  # these two: gradients of the tables that no program holds
+    (1, 128, 40, 1, 128, 128),
 ]
 HALVES = [torch.bfloat16, torch.float16]
 random_inputs = functools.partial(fused_laws.random_inputs, device="cuda")
@@ -33,7 +34,7 @@ random_inputs = functools.partial(fused_laws.random_inputs, device="cuda")
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("shape", WIDE_SHAPES, ids=str)
 def test_wide_heads_match_float64(shape, dtype):
-    for tables in ("shared", "per head"):
+    for tables in ("shared", "per head") if dtype == torch.bfloat16 else ("shared",):  # the others are compiled anew
         inputs = random_inputs(*shape, tables)
         fused_laws.assert_as_good_as_eager(inputs, dtype, shape[3], shape[4])
 

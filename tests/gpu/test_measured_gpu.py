@@ -6,7 +6,7 @@ import torch
 from aaconv.attention.measured import prefers_sdpa
 from aaconv.benchmark import attention
 
-pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+pytestmark = [pytest.mark.alone, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 KINDS = [  # far from the depths at which the choice changes: there both are as good
     ("128:14x14:20/3", torch.bfloat16, True),
     ("4:32x32:64/64:12", torch.bfloat16, True),

@@ -26,6 +26,7 @@ AUGMENTED = Model("aa_wrn16_4")
         {"precision": "bf16", "compile": "default", "model": PLAIN},
         {"precision": "bf16", "compile": "reduce-overhead", "model": AUGMENTED, "ema": 0.9},
     ],
+    ids=lambda changes: "-".join(str(changes[name]) for name in ("precision", "compile") if name in changes),
 )
 def test_no_step_waits_for_the_device(changes, tmp_path):
     trainer = Trainer(tiny(**changes), tmp_path / "run", World(torch.device("cuda")))
@@ -74,6 +75,7 @@ def plain_course(tmp_path_factory):
         {"precision": "fp16", "compile": "default"},
         {"channels_last": False},
     ],
+    ids=lambda changes: "-".join(f"{name}={value}" for name, value in changes.items()),
 )
 def test_every_way_gives_the_same_course(changes, plain_course, tmp_path):
     for one, other in zip(plain_course, course(tmp_path / "changed", **changes), strict=True):

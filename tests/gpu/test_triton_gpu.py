@@ -42,18 +42,29 @@ PAPER_SHAPES = [  # batch, height, width, heads, key depth, value depth
     (1, 12, 12, 2, 128, 128),
 ]
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
+# Every case compiles five kernels of its own. What the paper's shapes have in common, one shape shows to another dtype.
+SOME_SHAPES = [shape for shape in PAPER_SHAPES if shape[1:] not in {
+    (14, 14, 8, 20, 1), (16, 16, 8, 20, 4), (8, 8, 8, 20, 8), (32, 32, 8, 20, 1), (16, 16, 8, 20, 2), (8, 8, 8, 20, 4),
+    (9, 14, 4, 20, 16), (16, 16, 8, 6, 3), (64, 64, 2, 20, 3), (5, 128, 1, 20, 3),
+}]  # fmt: skip
 
 
 random_inputs = functools.partial(fused_laws.random_inputs, device="cuda")
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("shape", PAPER_SHAPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "dtype"),
+    [
+        *((shape, torch.bfloat16) for shape in PAPER_SHAPES),
+        *((shape, dtype) for dtype in DTYPES[1:] for shape in SOME_SHAPES),
+    ],
+    ids=str,
+)
 def test_paper_shapes_match_float64(shape, dtype):
     assert_as_good_as_eager(random_inputs(*shape), dtype, shape[3], shape[4])
 
 
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(20))
 def test_random_shapes_match_float64(seed):
     pick = random.Random(seed)
     height, width = pick.choice(
@@ -114,8 +125,9 @@ def overlapping(overlap, monkeypatch):
 
 
 @needs_overlap
-@pytest.mark.parametrize("side", [7, 14, 32, 40, 128])
-@pytest.mark.parametrize("tables", ["shared", "none"])
+@pytest.mark.parametrize(
+    ("side", "tables"), [*((side, "shared") for side in (7, 14, 32, 40, 128)), (14, "none"), (40, "none")]
+)
 def test_kernels_that_overlap_give_the_same_bits(side, tables, monkeypatch):
     """In a graph they follow each other without a pause. Who reads too early reads the poison, which is there anew."""
     batch = {7: 128, 14: 64, 32: 16, 40: 8, 128: 1}[side]
@@ -234,6 +246,7 @@ def test_memory_is_linear_in_pixels():
     assert peak_bytes(128) <= 4.3 * peak_bytes(64)
 
 
+@pytest.mark.alone
 def test_more_than_two_billion_elements():
     """The last image of a batch past 2**31 elements equals the same image alone."""
     batch, side, heads, depth = 26500, 16, 8, 20

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from . import decomposed, eager, sdpa, triton_backend, windows
+from .decomposed import check_floating
 from .measured import prefers_sdpa
 from .torch_state import someone_looks_on
 from .windows import Sizes, Window, make_window
@@ -241,8 +242,8 @@ def _kind_of_call(
     where sizes may be symbols."""
     if someone_looks_on(qkv, rel_h, rel_w):
         return None
-    tables = None if rel_h is None else rel_h.shape, None if rel_w is None else rel_w.shape
-    return qkv.shape, qkv.dtype, qkv.device, *tables, num_heads, key_channels, backend, _default_backend
+    tables = () if rel_h is None or rel_w is None else (rel_h.shape, rel_w.shape, rel_h.device, rel_w.device)
+    return qkv.shape, qkv.dtype, qkv.device, tables, num_heads, key_channels, backend, _default_backend
 
 
 def _tell_once(name: str, reason: str) -> None:
@@ -260,6 +261,7 @@ def _check(
     key_channels: int,
     window: Window | None = None,
 ) -> None:
+    check_floating("qkv", qkv)
     if qkv.dim() != 4:
         raise ValueError(f"qkv must be [batch, height, width, 2*dk + dv], got shape {tuple(qkv.shape)}")
     _, height, width, channels = qkv.shape
@@ -278,6 +280,8 @@ def _check(
         raise ValueError("rel_h and rel_w must both be given or both be None")
     if rel_h is None or rel_w is None:
         return
+    check_floating("rel_h", rel_h)
+    check_floating("rel_w", rel_w)
     if rel_h.dim() != rel_w.dim():
         raise ValueError(
             f"rel_h and rel_w must both be shared by the heads or both be per head, got shapes {tuple(rel_h.shape)} "
@@ -286,6 +290,9 @@ def _check(
     depth = key_channels // num_heads
     rows, columns = (height, width) if window is None else (window.rows.window, window.columns.window)
     for name, table, length in (("rel_h", rel_h, rows), ("rel_w", rel_w, columns)):
+        if table.device != qkv.device:
+            here = f"try {name}.to({str(qkv.device)!r})"
+            raise ValueError(f"{name} must be on the device of qkv, {qkv.device}, got {table.device}; {here}")
         shared = (2 * length - 1, depth)
         if tuple(table.shape) not in (shared, (num_heads, *shared)):
             what = "map" if window is None else "window"

@@ -35,6 +35,20 @@ def relative_logits_by(q: Tensor, vectors: Tensor, dim: int) -> Tensor:
     return torch.einsum(f"bnyxd,{of_heads}{'yx'[dim - 2]}jd->bnyxj", q, vectors)
 
 
+def relative_logits_gradients(q: Tensor, table: Tensor, grad: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+    """Of what relative_logits gives along dimension `dim` (2: rows, 3: columns), from grad [batch, num_heads, height,
+    width, lines]: the gradients of q, alike, and of the table, in float32."""
+    side, heads = q.shape[dim], "" if table.dim() == 2 else "n"
+    line = "yx"[dim - 2]
+    grad_q = torch.einsum(f"bnyxj,{heads}{line}jd->bnyxd", grad, _absolute(table.to(q.dtype), side))
+    # [..., from i, to j, depth], then the sum over all i and j of a distance: with i backwards and rows of twice the
+    # length, rows one shorter have a distance in each column. So additions have one order, and no index.
+    pairs = torch.einsum(f"bnyxj,bnyxd->{heads}{line}jd", grad, q).float().flip(-3)
+    skewed = torch.cat([pairs, torch.zeros_like(pairs)], dim=-2).flatten(-3, -2)
+    by_distance = skewed[..., : side * (2 * side - 1), :].unflatten(-2, (side, 2 * side - 1))
+    return grad_q, by_distance.sum(-3)
+
+
 def _absolute(table: Tensor, length: int) -> Tensor:
     """Relative table [..., 2*length - 1, depth] -> [..., length (from i), length (to j), depth] = table[j - i]."""
     position = torch.arange(length, device=table.device)

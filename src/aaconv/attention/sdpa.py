@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .heads import join_heads, relative_logits, split_heads
+from .torch_state import is_forward_mode
 
 QUERIES_AT_ONCE = 256
 WEIGHTS_AT_ONCE = {"one thread": 2**18, "several": 2**22}
@@ -28,6 +29,8 @@ def why_not(
         return f"sdpa computes in float16, bfloat16, float32 or float64, got {qkv.dtype}"
     if qkv.dtype == torch.float64 and qkv.is_cuda:
         return "no fused float64 kernel on CUDA, it would store the maps; use backend='eager' or float32"
+    if is_forward_mode() and not _has_own_derivatives(qkv):
+        return f"torch's fused kernels have no forward-mode derivative on {qkv.device.type} in {qkv.dtype}"
     return None
 
 

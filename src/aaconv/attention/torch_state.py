@@ -19,10 +19,21 @@ def someone_looks_on(*tensors: Tensor | None) -> bool:
     return (
         torch.compiler.is_compiling()
         or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._are_functorch_transforms_active()
+        or is_transformed()
         or torch.jit.is_tracing()
         or any(tensor is not None and type(tensor) not in _PLAIN for tensor in tensors)
     )
+
+
+def is_transformed() -> bool:
+    """Whether a transform of torch.func or forward-mode differentiation is at work, which know nothing of our kernels:
+    they refuse some, and take the tangent of others for zero."""
+    return not torch.compiler.is_compiling() and (torch._C._are_functorch_transforms_active() or is_forward_mode())
+
+
+def is_forward_mode() -> bool:
+    """Whether there may be tensors with tangents."""
+    return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)

@@ -16,16 +16,14 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from . import eager, triton_wide, triton_window
-from .torch_state import constant_to_compilers, someone_looks_on
-from .triton_launch import INTERPRETED, Piece, device_of
+from .torch_state import constant_to_compilers, is_transformed, someone_looks_on
+from .triton_launch import H200, INTERPRETED, Piece, device_of, gpu_at
 from .triton_plan import GROUP, Plan, ceil_div, is_wide, key_parts, padded, plan_for, power_below, tables_of
 from .windows import Window
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
 MAX_DEPTH = 128
 MAX_SIDE = 128
-SHARED_MEMORY = 227 * 1024
-"""Bytes a program may have on a Hopper GPU."""
 DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
 
@@ -53,7 +51,7 @@ def why_not(
         return f"a map of {qkv.shape[1]} x {qkv.shape[2]} is larger than {MAX_SIDE} x {MAX_SIDE}"
     if is_wide(key_depth, value_depth, qkv.dtype, rel_h is not None):
         return None
-    shared = _abilities(qkv.device.index or 0)[2] if qkv.device.type == "cuda" else SHARED_MEMORY
+    shared = _abilities(qkv.device.index or 0)[2] if qkv.device.type == "cuda" else H200.shared_memory
     # What `pack` holds: the factors of the tails and those of the columns, padded to powers of two.
     row = padded(key_depth) * qkv.dtype.itemsize
     tails = ceil_div(qkv.shape[1], GROUP) * key_parts(key_depth)[2]
@@ -69,6 +67,8 @@ def why_not_here(tensor: Tensor) -> str | None:
     # Before the sizes: torch.export would take a question about a symbolic size for a bound on it.
     if tensor.device.type != "cuda" and not INTERPRETED:
         return f"device {tensor.device.type} is not cuda (TRITON_INTERPRET=1 interprets the kernels on the cpu)"
+    if is_transformed():
+        return "transforms of torch.func and forward-mode derivatives do not go through the kernels"
     if torch.version.hip:
         return "the kernels are for NVIDIA GPUs"
     if tensor.device.type != "cuda" and tensor.dtype == torch.bfloat16:
@@ -365,5 +365,4 @@ def _backward_flops(
 @constant_to_compilers
 def _abilities(index: int) -> tuple[int, int, int]:
     """Compute capability, and the bytes of shared memory that a program may have."""
-    found = torch.cuda.get_device_properties(index)
-    return found.major, found.minor, getattr(found, "shared_memory_per_block_optin", 99 * 1024)
+    return gpu_at(index)[:3]

@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from .triton_launch import ALIGNMENT, Launcher, multiprocessors
+from .heads import relative_logits_gradients
+from .triton_launch import ALIGNMENT, Gpu, Launcher, gpu_at, gpu_of
 from .triton_plan import ceil_div, padded, power_of_two
 
 MOST_LEADING = 16
@@ -74,6 +75,24 @@ def key_columns(width: int) -> int:
     return min(KEY_COLUMNS, key=cost)
 
 
+def tiles(channels: int, pixels: int, gpu: Gpu) -> dict[str, Tile]:
+    """Of every kernel, for heads of so many channels: swept on an H200. For GPUs without wgmma, which were not at hand,
+    the tiles whose compiled kernels keep their numbers in registers and fit into 99 KiB of shared memory."""
+    wide, small = channels > 96, pixels <= 256
+    if gpu.has_wgmma:
+        of_forward, of_queries = Tile(64, 64, 4, 3), Tile(64, 64, 4, 2 if wide else 3)
+        of_keys = Tile(32 if small and not wide else 64, 64, 4, 2)
+    else:
+        of_forward = Tile(64, 64, 4, 2 if wide and gpu.shared_memory < 2**17 else 3)
+        of_queries = Tile(64, 64, 4, 3) if channels <= 80 else Tile(64, 64, 8, 2)
+        of_keys = Tile(32, 64, 4 if small and not wide else 8, 2)
+    return {
+        "attend_decomposed_forward": of_forward,
+        "attend_decomposed_backward_queries": of_queries,
+        "attend_decomposed_backward_keys": of_keys,
+    }
+
+
 class Decomposed:
     """One kind of call: its sizes, and the kernels once compiled."""
 
@@ -86,7 +105,7 @@ class Decomposed:
         leading: int,
         scale: float,
         dtype: torch.dtype,  # the kernels are compiled for it
-        small_cache: bool,
+        gpu: Gpu,
     ) -> None:
         self.batch, self.heads, self.queries, self.depth = shape
         self.value_depth, self.height, self.width, self.leading, self.scale = value_depth, height, width, leading, scale
@@ -104,13 +123,7 @@ class Decomposed:
             "V_TAIL": v_tail,
             "KEY_COLS": self.columns,
         }
-        wide = max(main + tail, v_main + v_tail) > 96
-        small = height * width <= 256
-        self.tiles = {
-            "attend_decomposed_forward": Tile(64, 64, 4, 2 if wide and small_cache else 3),
-            "attend_decomposed_backward_queries": Tile(64, 64, 4, 2 if wide else 3),
-            "attend_decomposed_backward_keys": Tile(32 if small and not wide else 64, 64, 4, 2),
-        }
+        self.tiles = tiles(max(main + tail, v_main + v_tail), height * width, gpu)
         self.launchers: dict[Any, Launcher] = {}
 
     def launch(self, name: str, tensors: list[Tensor], strides: tuple[int, ...], *more: int) -> None:
@@ -141,8 +154,7 @@ plan_decomposed = functools.lru_cache(maxsize=1024)(Decomposed)
 
 def plan_of(q: Tensor, k: Tensor, v: Tensor, height: int, width: int, scale: float) -> Decomposed:
     leading = k.shape[2] - height * width
-    small_cache = q.is_cuda and torch.cuda.get_device_properties(q.device).shared_memory_per_block_optin < 2**17
-    return plan_decomposed(tuple(q.shape), v.shape[3], height, width, leading, scale, q.dtype, small_cache)
+    return plan_decomposed(tuple(q.shape), v.shape[3], height, width, leading, scale, q.dtype, gpu_of(q))
 
 
 def forward(
@@ -194,6 +206,12 @@ def backward(
     return grad_rows.sum(0, dtype=torch.float32).to(rows.dtype), grad_columns
 
 
+LONGEST_LINE, MOST_SUMS, MOST_SUMS_OF_MMA = 64, 24576, 10240
+"""Of a row of the map, and of the numbers of the tables' gradients that a program sums: what shared memory and
+registers hold, where wgmma takes its operands from shared memory and where they are in registers. 128 x 128 with heads
+of 128 would need 320 KiB. Seen in kernels compiled for sm_80, sm_89 and sm_90."""
+
+
 class Relative:
     """Relative logits of one kind of call, from queries and tables, and the way back."""
 
@@ -221,8 +239,11 @@ class Relative:
         self.back_together = _together(self.columns, self.heads, per_head)
         self.groups = self.batch if per_head else image_heads // self.back_together
         owners = self.heads if per_head else 1
-        self.splits = max(1, min(self.groups, ceil_div(4 * multiprocessors(device), height * owners)))
+        here = gpu_at(device)
+        self.splits = max(1, min(self.groups, ceil_div(4 * here.multiprocessors, height * owners)))
         self.back_programs = height * self.splits * owners
+        sums = (self.rows + padded(2 * width - 1)) * (main + tail)
+        self.fits_a_program = width <= LONGEST_LINE and sums <= (MOST_SUMS if here.has_wgmma else MOST_SUMS_OF_MMA)
         self.launchers: dict[Any, Launcher] = {}
 
     def logits(self, q: Tensor, rel_h: Tensor, rel_w: Tensor, scale: float) -> tuple[Tensor, Tensor]:
@@ -246,6 +267,8 @@ class Relative:
         scale: float,
     ) -> tuple[Tensor, Tensor]:
         """Adds the relative part to grad_q, and gives the gradients of the tables in float32."""
+        if not self.fits_a_program:
+            return self._gradients_by_products(q, rel_h, rel_w, grad_rows, grad_columns, grad_q, scale)
         part_h = rel_h.new_empty((self.back_programs, self.height, self.depth), dtype=torch.float32)
         part_w = rel_h.new_empty((self.back_programs, 2 * self.width - 1, self.depth), dtype=torch.float32)
         many = self.columns * self.depth >= 4096
@@ -261,6 +284,25 @@ class Relative:
         arguments = (self.height, self.width, self.splits)
         self._launch("sum_tables", vectors, constants, [part_h, part_w, grad_h, grad_w], arguments)
         return grad_h, grad_w
+
+    def _gradients_by_products(
+        self,
+        q: Tensor,
+        rel_h: Tensor,
+        rel_w: Tensor,
+        grad_rows: Tensor,
+        grad_columns: Tensor,
+        grad_q: Tensor,
+        scale: float,
+    ) -> tuple[Tensor, Tensor]:
+        """The same by torch's matrix products, line by line of the map."""
+        sizes = self.batch, self.heads, self.height, self.width, -1
+        by_row, by_column = grad_rows.view(sizes)[..., : self.height], grad_columns.view(sizes)[..., : self.width]
+        by_pixel = q.unflatten(2, (self.height, self.width))
+        of_rows, grad_h = relative_logits_gradients(by_pixel, rel_h, by_row, 2)
+        of_columns, grad_w = relative_logits_gradients(by_pixel, rel_w, by_column, 3)
+        grad_q += ((of_rows.float() + of_columns) * scale).flatten(2, 3)
+        return grad_h * scale, grad_w * scale
 
     def _launch(
         self, name: str, programs: int, constants: dict[str, Any], tensors: list[Tensor], scalars: tuple

@@ -4,7 +4,7 @@ import functools
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -84,7 +84,34 @@ def device_of(tensor: Tensor) -> AbstractContextManager:
     return torch.cuda.device(tensor.device)
 
 
+class Gpu(NamedTuple):
+    """What the plans need to know of a GPU."""
+
+    major: int
+    minor: int
+    shared_memory: int
+    """Bytes that a program may have."""
+    multiprocessors: int
+
+    @property
+    def has_wgmma(self) -> bool:
+        """Whether products take their operands from shared memory: on other GPUs these fill registers."""
+        return self.major in (9, 10)
+
+
+H200 = Gpu(9, 0, 227 * 1024, 132)
+"""For which the tiles were swept."""
+
+
 @functools.cache
-def multiprocessors(device: int | None) -> int:
-    """Of a GPU; without one those of an H200, for which the tiles were swept."""
-    return 132 if device is None else torch.cuda.get_device_properties(device).multi_processor_count
+def gpu_at(index: int | None) -> Gpu:
+    """The GPU of this index; of none, as for the interpreter, an H200."""
+    if index is None:
+        return H200
+    found = torch.cuda.get_device_properties(index)
+    shared_memory = getattr(found, "shared_memory_per_block_optin", 99 * 1024)
+    return Gpu(found.major, found.minor, shared_memory, found.multi_processor_count)
+
+
+def gpu_of(tensor: Tensor) -> Gpu:
+    return gpu_at(tensor.device.index if tensor.is_cuda else None)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .triton_launch import INTERPRETED, Launcher, Piece, multiprocessors, pieces
+from .triton_launch import INTERPRETED, Launcher, Piece, gpu_at, pieces
 from .triton_tiles import MOST_CHANNELS, SMALL_TABLE, TILES, Tile, Traits
 
 ON_A_MULTIPROCESSOR = 4
@@ -47,7 +47,7 @@ class Plan:
         self.batch, self.pixels, channels = shape
         self.height, self.width = height, self.pixels // max(1, height)
         self.image_heads = self.batch * num_heads
-        at_a_time = ON_A_MULTIPROCESSOR * multiprocessors(device)
+        at_a_time = ON_A_MULTIPROCESSOR * gpu_at(device).multiprocessors
         self.length = 2 * (self.height + self.width) - 2 if table_dimensions else 0
         depth, value_depth = key_channels // num_heads, (channels - 2 * key_channels) // num_heads
         exact, scale = dtype == torch.float32, math.log2(math.e) / math.sqrt(depth)
