@@ -17,7 +17,7 @@ from torch.utils.flop_counter import register_flop_formula
 
 from . import eager, triton_wide
 from .torch_state import constant_to_compilers, someone_looks_on
-from .triton_launch import INTERPRETED, Piece, device_of
+from .triton_launch import INTERPRETED, device_of
 from .triton_plan import GROUP, Plan, ceil_div, is_wide, key_parts, padded, plan_for, power_below
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -90,18 +90,15 @@ def _forward(
     """qkv [batch, pixels, 2*dk + dv], or its pixels as height and width, rel_h ([heads,] 2*height - 1, dk / heads) and
     rel_w alike, of any dtype -> the output [batch, pixels, dv], or with height and width, and the log-sum-exp
     [batch * heads, 2, pixels] in two parts."""
-    out, lse = _empty_forward(qkv, num_heads, key_channels)
-    plan, qkv, tables = _prepare(qkv, rel_h, rel_w, height, num_heads, key_channels)
-    if plan.is_wide:
-        with device_of(qkv):
-            sizes = height, num_heads, key_channels
-            triton_wide.forward(_with_pixels(qkv), *tables, *sizes, _with_pixels(out), lse)
-        return out, lse
-    operands = plan.buffers(qkv, plan.operand_sizes)
+    plan, qkv, (rel_h, rel_w) = _prepare(qkv, rel_h, rel_w, height, num_heads, key_channels)
+    out = qkv.new_empty((*qkv.shape[:-1], plan.value_channels))
+    lse = qkv.new_empty((plan.image_heads, 2, plan.pixels), dtype=torch.float32)
     with device_of(qkv):
-        for first, heads in plan.chunks():
-            plan.launch("pack", heads, first, qkv, *tables, *operands, lse)
-            plan.launch("attend_forward", heads, first, qkv, *operands, out, lse)
+        if plan.is_wide:
+            sizes = height, num_heads, key_channels
+            triton_wide.forward(_with_pixels(qkv), rel_h, rel_w, *sizes, _with_pixels(out), lse)
+        else:
+            plan.program(qkv, {"qkv": qkv, "rel_h": rel_h, "rel_w": rel_w, "out": out, "lse": lse})
     return out, lse
 
 
@@ -117,31 +114,22 @@ def _backward(
     key_channels: int,
 ) -> tuple[Tensor, Tensor]:
     """The gradients of qkv, packed, and of the tables, one after the other (empty if there are none)."""
-    grad_qkv, grad_tables = _empty_backward(qkv, rel_h, rel_w)
-    plan, qkv, tables = _prepare(qkv, rel_h, rel_w, height, num_heads, key_channels, backward=True)
+    plan, read, tables = _prepare(qkv, rel_h, rel_w, height, num_heads, key_channels, backward=True)
     grad_out = grad_out.contiguous()
     if plan.is_wide:
+        grad_qkv, grad_tables = _empty_backward(qkv, rel_h, rel_w)
         sizes = height, num_heads, key_channels
-        grad_out, qkv, out, into = map(_with_pixels, (grad_out, qkv, out, grad_qkv))
+        grad_out, read, out, into = map(_with_pixels, (grad_out, read, out, grad_qkv))
         with device_of(qkv):
-            triton_wide.backward(grad_out, qkv, *tables, out, lse, *sizes, into, grad_tables)
+            triton_wide.backward(grad_out, read, *tables, out, lse, *sizes, into, grad_tables)
         return grad_qkv, grad_tables
-    *operands, grads, grad_logits = plan.buffers(qkv, plan.operand_sizes + plan.gradient_sizes)
-    partial = lse.new_empty((plan.batch, num_heads, plan.splits, plan.length, key_channels // num_heads))
+    grad_qkv, partial = qkv.new_empty(qkv.shape), lse.new_empty(plan.partial_shape)
     with device_of(qkv):
-        for first, heads in plan.chunks():
-            plan.launch("pack", heads, first, qkv, *tables, *operands, lse)
-            tensors: list[Tensor | Piece] = [qkv, *operands, out, lse, grad_out, grad_qkv, grads, grad_logits]
-            plan.launch("attend_backward_queries", heads, first, *tensors)
-            plan.launch("attend_backward_keys", heads, first, qkv, *operands, lse, grad_qkv, grads)
-            if plan.length:
-                plan.launch("relative_backward", heads, first, qkv, *tables, grad_qkv, partial, grad_logits)
-    if rel_h is not None:
-        rows = partial.flatten(0, 2)
-        if rel_h.dim() == 3:
-            rows = partial.sum(2) if plan.splits > 1 else partial.squeeze(2)
-        torch.sum(rows.unflatten(0, plan.sum_in).sum(0) if plan.sum_in else rows, 0, out=grad_tables)
-    return grad_qkv, grad_tables
+        tensors = {"qkv": read, "rel_h": tables[0], "rel_w": tables[1], "out": out, "lse": lse}
+        plan.program(read, tensors | {"grad_out": grad_out, "grad_qkv": grad_qkv, "grad_tables": partial})
+        for dimension in plan.partial_sums:
+            partial = partial.sum(dimension)
+    return grad_qkv, partial
 
 
 def _prepare(
@@ -155,22 +143,23 @@ def _prepare(
     backward: bool = False,
 ) -> tuple[Plan, Tensor, tuple[Tensor, Tensor]]:
     """The plan, and the tensors as the kernels take them; without tables any tensor stands for them."""
-    *_, channels = qkv.shape
+    (batch, *sides, channels), strides = qkv.shape, qkv.stride()
+    apart, beside = strides[-2:]
     # Pixels the same distance apart, channels side by side; inside an image the kernels count in int32.
-    *_, apart, beside = qkv.stride()
-    in_order = qkv.dim() == 3 or qkv.stride(1) == qkv.shape[2] * apart
-    pixels = qkv.shape[1] if qkv.dim() == 3 else qkv.shape[1] * qkv.shape[2]
+    in_order = len(sides) == 1 or strides[1] == sides[1] * apart
+    pixels = math.prod(sides)
     if beside != 1 or not in_order or pixels * apart + channels >= 2**31:
         qkv = qkv.contiguous()
-        apart = channels
+        strides, apart = qkv.stride(), channels
     full = qkv.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
     if rel_h is None or rel_w is None:
         tables, dimensions = (qkv, qkv), 0
     else:
-        tables, dimensions = (rel_h.contiguous(), rel_w.to(rel_h.dtype).contiguous()), rel_h.dim()
-    shape, strides = (qkv.shape[0], pixels, channels), (qkv.stride(0), apart, 1)
-    kind = (shape, strides, qkv.dtype, dimensions, tables[0].dtype, height, num_heads, key_channels)
-    return plan_for(*kind, full, backward, qkv.device.index if qkv.is_cuda else None), qkv, tables
+        rel_w = rel_w if rel_w.dtype == rel_h.dtype else rel_w.to(rel_h.dtype)
+        tables, dimensions = (rel_h.contiguous(), rel_w.contiguous()), rel_h.dim()
+    kind = ((batch, pixels, channels), (strides[0], apart, 1), qkv.dtype, dimensions, tables[0].dtype)
+    device = qkv.get_device() if qkv.is_cuda else None
+    return plan_for(*kind, height, num_heads, key_channels, full, backward, device), qkv, tables
 
 
 def _with_pixels(image: Tensor) -> Tensor:
@@ -186,7 +175,7 @@ def _empty_forward(qkv: Tensor, num_heads: int, key_channels: int) -> tuple[Tens
 
 def _empty_backward(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None) -> tuple[Tensor, Tensor]:
     if rel_h is None or rel_w is None:
-        return qkv.new_empty(qkv.shape), qkv.new_empty(0)
+        return qkv.new_empty(qkv.shape), qkv.new_empty(0, dtype=torch.float32)
     *heads, length, depth = rel_h.shape
     shape = (*heads, length + rel_w.shape[-2], depth)
     return qkv.new_empty(qkv.shape), rel_h.new_empty(shape, dtype=torch.float32)  # a sum of many: rounded afterwards
