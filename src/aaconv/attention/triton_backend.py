@@ -77,7 +77,7 @@ def attend(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads
     sizes = height, num_heads, key_channels
     if someone_looks_on(qkv, rel_h, rel_w):
         # Three dimensions: torch's compiler takes a fourth for an image's and lays it out channels_last, with a copy.
-        out, _ = attend_forward(qkv.flatten(1, 2), rel_h, rel_w, *sizes)
+        out, _ = torch.ops.aaconv.attend_2d.default(qkv.flatten(1, 2), rel_h, rel_w, *sizes)
         return out.unflatten(1, (height, width))
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (qkv, rel_h, rel_w)):
         return _Attend.apply(qkv, rel_h, rel_w, *sizes)
@@ -201,20 +201,6 @@ def _fake_backward(
     return _empty_backward(qkv, rel_h, rel_w)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    qkv, rel_h, rel_w, *ctx.sizes = inputs
-    out, lse = output
-    ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(qkv, rel_h, rel_w, out, lse)
-
-
-def _gradients(ctx: Any, grad_out: Tensor, _grad_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
-        return _differentiable_gradients(ctx, grad_out)
-    qkv, rel_h, rel_w, out, lse = ctx.saved_tensors
-    return _of_inputs(rel_h, rel_w, *attend_backward(grad_out, qkv, rel_h, rel_w, out, lse, *ctx.sizes))
-
-
 def _differentiable_gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients that can be differentiated again, through the reference: the kernels have no second derivative."""
     (qkv, rel_h, rel_w, *_), (height, num_heads, key_channels) = ctx.saved_tensors, ctx.sizes
@@ -234,7 +220,9 @@ def _of_inputs(
     if rel_h is None or rel_w is None:
         return grad_qkv, None, None, None, None, None
     rows = rel_h.shape[-2]
-    grad_h, grad_w = grad_tables[..., :rows, :].to(rel_h.dtype), grad_tables[..., rows:, :].to(rel_w.dtype)
+    grad_h, grad_w = grad_tables.narrow(-2, 0, rows), grad_tables.narrow(-2, rows, rel_w.shape[-2])
+    if not rel_h.dtype == rel_w.dtype == grad_tables.dtype:
+        grad_h, grad_w = grad_h.to(rel_h.dtype), grad_w.to(rel_w.dtype)
     return grad_qkv, grad_h, grad_w, None, None, None
 
 
@@ -256,26 +244,51 @@ class _Attend(torch.autograd.Function):
         return _of_inputs(rel_h, rel_w, *_backward(grad_out, qkv, rel_h, rel_w, out, lse, *ctx.sizes))
 
 
-# Not torch.library.custom_op: what that wraps around a call takes longer than the call.
+class _Dispatched(torch.autograd.Function):
+    """The same through operators, for those who look on."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        qkv, rel_h, rel_w, *ctx.sizes = inputs
+        out, lse = attend_forward(*inputs)
+        ctx.mark_non_differentiable(lse)
+        ctx.save_for_backward(qkv, rel_h, rel_w, out, lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor, _grad_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
+            return _differentiable_gradients(ctx, grad_out)
+        qkv, rel_h, rel_w, out, lse = ctx.saved_tensors
+        return _of_inputs(rel_h, rel_w, *attend_backward(grad_out, qkv, rel_h, rel_w, out, lse, *ctx.sizes))
+
+
+def _with_gradients(*inputs: Any) -> tuple[Tensor, Tensor]:
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs[:3]):
+        return _Dispatched.apply(*inputs)
+    return attend_forward(*inputs)
+
+
+# Not torch.library.custom_op: what that wraps around a call takes longer than the call. And not register_autograd: the
+# operator with gradients is one, attend_2d, and the one that compiled graphs call another, so that no call of theirs
+# goes through Python twice.
 _library = torch.library.Library("aaconv", "FRAGMENT")
+_inputs = "Tensor qkv, Tensor? rel_h, Tensor? rel_w, "
 _sizes = "SymInt height, int num_heads, int key_channels) -> (Tensor, Tensor)"
-_library.define(
-    f"attend_2d(Tensor qkv, Tensor? rel_h, Tensor? rel_w, {_sizes}",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-_library.define(
-    "attend_2d_backward(Tensor grad_out, Tensor qkv, Tensor? rel_h, Tensor? rel_w, Tensor out, Tensor lse, " + _sizes,
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-_library.impl("attend_2d", _forward, "CompositeExplicitAutograd")
-_library.impl("attend_2d_backward", _backward, "CompositeExplicitAutograd")
-torch.library.register_fake("aaconv::attend_2d", _fake_forward, lib=_library)
-torch.library.register_fake("aaconv::attend_2d_backward", _fake_backward, lib=_library)
-torch.library.register_autograd("aaconv::attend_2d", _gradients, setup_context=_save, lib=_library)
-attend_forward, attend_backward = torch.ops.aaconv.attend_2d.default, torch.ops.aaconv.attend_2d_backward.default
+for _schema, _kernels, _fake in (
+    (f"attend_2d({_inputs}{_sizes}", _forward, _fake_forward),
+    (f"attend_2d_forward({_inputs}{_sizes}", _forward, _fake_forward),
+    (f"attend_2d_backward(Tensor grad_out, {_inputs}Tensor out, Tensor lse, {_sizes}", _backward, _fake_backward),
+):
+    _name = _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(_name, _kernels, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"aaconv::{_name}", _fake, lib=_library)
+_library.impl("attend_2d", _with_gradients, "Autograd")
+attend_forward = torch.ops.aaconv.attend_2d_forward.default
+attend_backward = torch.ops.aaconv.attend_2d_backward.default
 
 
-@register_flop_formula(torch.ops.aaconv.attend_2d)
+@register_flop_formula([torch.ops.aaconv.attend_2d, torch.ops.aaconv.attend_2d_forward])
 def _forward_flops(
     qkv_shape: Sequence[int],
     rel_h_shape: Sequence[int] | None,

@@ -86,7 +86,7 @@ def convolve_around(conv: nn.Conv2d, x: Tensor, attended: Tensor) -> Tensor:
     if conv.padding_mode != "zeros":
         x, padding = F.pad(x, _sides(conv), mode=conv.padding_mode), 0
     result = F.conv2d(x, weight, bias, conv.stride, padding, conv.dilation, conv.groups)
-    result[:, -slots:] = attended
+    result.narrow(1, conv.out_channels, slots).copy_(attended)
     return result
 
 
@@ -110,7 +110,7 @@ def convolve_without_gradient(conv: nn.Conv2d, x: Tensor, attended: Tensor) -> T
     if bias is not None and conv.bias is not None:
         bias[:channels].copy_(conv.bias)
     result = F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation)
-    result[:, -slots:] = attended
+    result.narrow(1, channels, slots).copy_(attended)
     return result
 
 
