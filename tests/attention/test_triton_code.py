@@ -146,10 +146,10 @@ def test_kernels_follow_each_other_in_an_order_they_count_on(tables, monkeypatch
     monkeypatch.setattr(triton_backend, "plan_for", triton_plan.Plan)  # not the one that is remembered
     qkv = torch.zeros(2, 12, 86, dtype=torch.bfloat16)
     rel_h, rel_w = (torch.zeros(5, 20), torch.zeros(7, 20)) if tables else (None, None)
-    out, lse = triton_backend._forward(qkv, rel_h, rel_w, 3, 2, 40)
+    out, lse = triton_backend.forward(qkv, rel_h, rel_w, 3, 2, 40)
     assert launched == ["pack", "attend_forward"] * 2
     launched.clear()
-    triton_backend._backward(out, qkv, rel_h, rel_w, out, lse, 3, 2, 40)
+    triton_backend.backward(out, qkv, rel_h, rel_w, out, lse, 3, 2, 40)
     assert launched == ["pack", "attend_backward_queries", "attend_backward_keys", *["relative_backward"] * tables] * 2
 
 

@@ -81,10 +81,10 @@ def attend(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, *, num_heads
         return out.unflatten(1, (height, width))
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (qkv, rel_h, rel_w)):
         return _Attend.apply(qkv, rel_h, rel_w, *sizes)
-    return _forward(qkv, rel_h, rel_w, *sizes)[0]
+    return forward(qkv, rel_h, rel_w, *sizes)[0]
 
 
-def _forward(
+def forward(
     qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, height: int, num_heads: int, key_channels: int
 ) -> tuple[Tensor, Tensor]:
     """qkv [batch, pixels, 2*dk + dv], or its pixels as height and width, rel_h ([heads,] 2*height - 1, dk / heads) and
@@ -102,7 +102,7 @@ def _forward(
     return out, lse
 
 
-def _backward(
+def backward(
     grad_out: Tensor,
     qkv: Tensor,
     rel_h: Tensor | None,
@@ -213,6 +213,13 @@ def _differentiable_gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None
     return *of_inputs, None, None, None
 
 
+def gradients(
+    grad_out: Tensor, qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, out: Tensor, lse: Tensor, *sizes: int
+) -> tuple[Tensor | None, ...]:
+    """Those of all arguments of `forward`, by the kernels."""
+    return _of_inputs(rel_h, rel_w, *backward(grad_out, qkv, rel_h, rel_w, out, lse, *sizes))
+
+
 def _of_inputs(
     rel_h: Tensor | None, rel_w: Tensor | None, grad_qkv: Tensor, grad_tables: Tensor
 ) -> tuple[Tensor | None, ...]:
@@ -232,7 +239,7 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         qkv, rel_h, rel_w, *ctx.sizes = inputs
-        out, lse = _forward(*inputs)
+        out, lse = forward(*inputs)
         ctx.save_for_backward(qkv, rel_h, rel_w, out, lse)
         return out
 
@@ -240,8 +247,7 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True
             return _differentiable_gradients(ctx, grad_out)
-        qkv, rel_h, rel_w, out, lse = ctx.saved_tensors
-        return _of_inputs(rel_h, rel_w, *_backward(grad_out, qkv, rel_h, rel_w, out, lse, *ctx.sizes))
+        return gradients(grad_out, *ctx.saved_tensors, *ctx.sizes)
 
 
 class _Dispatched(torch.autograd.Function):
@@ -276,9 +282,9 @@ _library = torch.library.Library("aaconv", "FRAGMENT")
 _inputs = "Tensor qkv, Tensor? rel_h, Tensor? rel_w, "
 _sizes = "SymInt height, int num_heads, int key_channels) -> (Tensor, Tensor)"
 for _schema, _kernels, _fake in (
-    (f"attend_2d({_inputs}{_sizes}", _forward, _fake_forward),
-    (f"attend_2d_forward({_inputs}{_sizes}", _forward, _fake_forward),
-    (f"attend_2d_backward(Tensor grad_out, {_inputs}Tensor out, Tensor lse, {_sizes}", _backward, _fake_backward),
+    (f"attend_2d({_inputs}{_sizes}", forward, _fake_forward),
+    (f"attend_2d_forward({_inputs}{_sizes}", forward, _fake_forward),
+    (f"attend_2d_backward(Tensor grad_out, {_inputs}Tensor out, Tensor lse, {_sizes}", backward, _fake_backward),
 ):
     _name = _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
     _library.impl(_name, _kernels, "CompositeExplicitAutograd")

@@ -63,13 +63,14 @@ def likes_more_channels(conv: nn.Module, channels: int) -> TypeGuard[nn.Conv2d]:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody watches the module's own forward or backward, so that it must be called as it is.
+    """Whether somebody watches the module's own forward or backward, or has put another in the place of its forward, so
+    that it must be called as it is.
 
     torch has no public way to ask: hooks are kept in `_forward_hooks`, `_forward_pre_hooks`, `_backward_hooks` and
     `_backward_pre_hooks`.
     """
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, kind) for kind in kinds)
+    return "forward" in module.__dict__ or any(getattr(module, kind) for kind in kinds)
 
 
 def _few_more_in_a_tile(there: int, wanted: int) -> bool:
