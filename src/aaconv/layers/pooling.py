@@ -1,11 +1,13 @@
 """Feature maps made smaller by averages and larger by bilinear interpolation, with gradients that compile well."""
 
+import functools
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..attention.torch_state import someone_looks_on
 from .tracing import is_exporting
 
 
@@ -66,6 +68,16 @@ def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _weights(old: int, new: int, like: Tensor) -> Tensor:
-    """[new, old]: what each new place takes of the old ones."""
-    one_hot = torch.eye(old, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
-    return F.interpolate(one_hot[None], size=new, mode="linear", align_corners=False)[0].mT.to(like.dtype)
+    """[new, old]: what each new place takes of the old ones. Kept where nobody traces: they take 20 operations."""
+    if someone_looks_on(like) or (like.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return _make_weights(old, new, like.dtype, like.device)
+    with torch.inference_mode(False):  # else no gradient could be recorded with them
+        return _kept_weights(old, new, like.dtype, like.device)
+
+
+def _make_weights(old: int, new: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    one_hot = torch.eye(old, dtype=torch.promote_types(dtype, torch.float32), device=device)
+    return F.interpolate(one_hot[None], size=new, mode="linear", align_corners=False)[0].mT.to(dtype)
+
+
+_kept_weights = functools.lru_cache(maxsize=64)(_make_weights)
