@@ -75,7 +75,7 @@ def test_exports_with_any_size_where_gradients_are_enabled():
     torch.testing.assert_close(program.module()(x), network(x))
 
 
-@pytest.mark.parametrize("size", [(2, 2), (8, 6), (2, 14)], ids=str)
+@pytest.mark.parametrize("size", [(2, 2), (8, 6), (2, 14), (7, 6), (1, 3), (1, 1), (5, 2)], ids=str)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_a_halved_map_has_the_gradient_of_torchs_average(size, layout):
     torch.manual_seed(0)
