@@ -1,7 +1,8 @@
 """How much longer an attention augmented network takes than a plain one, in your own loop.
 
-python examples/compare_speed.py                       # ResNet-50, batch 128, inference and training, not compiled
-python examples/compare_speed.py --mode compile        # or graphs: torch.compile(mode="reduce-overhead")
+python examples/compare_speed.py                          # ResNet-50, batch 128, inference and training, not compiled
+python examples/compare_speed.py --modes eager compile    # torch.compile as well; graphs: its mode="reduce-overhead"
+python examples/compare_speed.py --batch 1 8 --phases inference
 """
 
 import argparse
@@ -15,9 +16,9 @@ import aaconv  # noqa: F401  registers aa_resnet50 with timm
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--models", nargs="+", default=["resnet50", "seresnet50", "aa_resnet50"])
-parser.add_argument("--mode", choices=["eager", "compile", "graphs"], default="eager")
+parser.add_argument("--modes", nargs="+", choices=["eager", "compile", "graphs"], default=["eager"])
 parser.add_argument("--phases", nargs="+", choices=["inference", "training"], default=["inference", "training"])
-parser.add_argument("--batch", type=int, default=128)
+parser.add_argument("--batch", nargs="+", type=int, default=[128])
 parser.add_argument("--size", type=int, default=224)
 parser.add_argument("--rounds", type=int, default=5)
 chosen = parser.parse_args()
@@ -25,17 +26,16 @@ device = "cuda" if torch.cuda.is_available() else "cpu"
 torch.backends.cudnn.benchmark = True
 
 
-def prepare(name, phase):
+def prepare(name, phase, mode, batch):
     """A call that does one step."""
     model = timm.create_model(name, num_classes=1000).to(device, memory_format=torch.channels_last)
     model.train(phase == "training")
-    images = torch.randn(chosen.batch, 3, chosen.size, chosen.size, device=device).contiguous(
-        memory_format=torch.channels_last
-    )
-    labels = torch.randint(1000, (chosen.batch,), device=device)
+    images = torch.randn(batch, 3, chosen.size, chosen.size, device=device)
+    images = images.contiguous(memory_format=torch.channels_last)
+    labels = torch.randint(1000, (batch,), device=device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-    if chosen.mode != "eager":
-        model.compile(mode="reduce-overhead" if chosen.mode == "graphs" else None)
+    if mode != "eager":
+        model.compile(mode="reduce-overhead" if mode == "graphs" else None, dynamic=False)
 
     def step():
         with torch.set_grad_enabled(phase == "training"), torch.autocast(device, torch.bfloat16):
@@ -59,11 +59,20 @@ def milliseconds(step, steps=10):
     return 1e3 * (time.perf_counter() - start) / steps
 
 
-for phase in chosen.phases:
-    steps = {name: prepare(name, phase) for name in chosen.models}
+def compare(phase, mode, batch):
+    if mode != "eager":
+        torch.compiler.reset()
+    steps = {name: prepare(name, phase, mode, batch) for name in chosen.models}
     for step in steps.values():
         milliseconds(step, 5)  # compiles, and looks for the fastest convolutions
-    times = {name: min(milliseconds(step) for _ in range(chosen.rounds)) for name, step in steps.items()}
+    rounds = [{name: milliseconds(step) for name, step in steps.items()} for _ in range(chosen.rounds)]
+    times = {name: min(of_round[name] for of_round in rounds) for name in steps}
     first = next(iter(times.values()))
     for name, time_ in times.items():
-        print(f"{phase:9}  {chosen.mode:7}  batch {chosen.batch:3}  {name:14} {time_:8.2f} ms  {time_ / first:.2f} x")
+        print(f"{phase:9}  {mode:7}  batch {batch:3}  {name:14} {time_:8.2f} ms  {time_ / first:.2f} x", flush=True)
+
+
+for mode in chosen.modes:
+    for phase in chosen.phases:
+        for batch in chosen.batch:
+            compare(phase, mode, batch)

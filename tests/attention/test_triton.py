@@ -8,6 +8,7 @@ from copy import deepcopy
 
 import pytest
 import torch
+from torch.fx.experimental.proxy_tensor import make_fx
 from torch.utils.flop_counter import FlopCounterMode
 
 from aaconv.attention import default_backend, eager, triton_backend, triton_plan, triton_tiles
@@ -326,6 +327,25 @@ def test_exports():
     arguments = tuple(t.float() for t in random_inputs(1, 3, 4, 2, 20, 3)[:3])
     program = torch.export.export(Attention(), arguments)
     assert torch.equal(program.module()(*arguments), Attention()(*arguments))
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_compilers_see_operators_that_need_no_python_for_autograd(recorded):
+    """attend_2d is implemented in Python for autograd; what a compiled graph calls again and again is not."""
+    qkv = torch.empty(1, 3, 4, 86, device="meta")
+
+    def attend(qkv):
+        return triton_backend.attend(qkv, None, None, num_heads=2, key_channels=40)
+
+    def gradient(qkv):
+        return torch.autograd.grad(attend(qkv).sum(), qkv)
+
+    traced = make_fx(gradient if recorded else attend)(qkv.requires_grad_(recorded))
+    called = [str(node.target) for node in traced.graph.nodes if "aaconv" in str(node.target)]
+    assert called == ["aaconv.attend_2d_forward.default", *["aaconv.attend_2d_backward.default"] * recorded]
+    for name in called:
+        operator = name.removesuffix(".default").replace(".", "::")
+        assert not torch._C._dispatch_has_kernel_for_dispatch_key(operator, "AutogradCUDA")
 
 
 def test_why_not_names_the_value(monkeypatch):

@@ -138,14 +138,18 @@ def test_kernels_follow_each_other_closely_where_the_gpu_can(kernel, overlap, mo
 def test_kernels_follow_each_other_in_an_order_they_count_on(tables, monkeypatch):
     """relative_backward waits for nothing at first: all it reads is there once the keys' kernel has begun."""
     launched = []
-    monkeypatch.setattr(triton_plan.Plan, "launch", lambda plan, name, *arguments: launched.append(name))
+    monkeypatch.setattr(triton_launch, "INTERPRETED", True)
+    monkeypatch.setattr(
+        triton_launch.Launcher, "_run", lambda launcher, *arguments: launched.append(launcher.kernel.__name__)
+    )
     monkeypatch.setattr(triton_plan.Plan, "chunks", lambda plan: iter([(0, 2), (2, 2)]))
+    monkeypatch.setattr(triton_backend, "plan_for", triton_plan.Plan)  # not the one that is remembered
     qkv = torch.zeros(2, 12, 86, dtype=torch.bfloat16)
     rel_h, rel_w = (torch.zeros(5, 20), torch.zeros(7, 20)) if tables else (None, None)
-    out, lse = triton_backend._forward(qkv, rel_h, rel_w, 3, 2, 40)
+    out, lse = triton_backend.forward(qkv, rel_h, rel_w, 3, 2, 40)
     assert launched == ["pack", "attend_forward"] * 2
     launched.clear()
-    triton_backend._backward(out, qkv, rel_h, rel_w, out, lse, 3, 2, 40)
+    triton_backend.backward(out, qkv, rel_h, rel_w, out, lse, 3, 2, 40)
     assert launched == ["pack", "attend_backward_queries", "attend_backward_keys", *["relative_backward"] * tables] * 2
 
 
@@ -291,29 +295,120 @@ def test_parts_of_a_key_do_not_overlap(depth):
     assert {part & (part - 1) for part in (main, tail)} == {0}  # powers of two
 
 
-def test_a_second_launch_goes_straight_to_the_compiled_kernel(monkeypatch):
-    """With addresses and constants in the order of the kernel's arguments; other heads or alignment go the long way."""
-    from aaconv.attention import triton_kernels
+class Kernel:
+    """Stands for a compiled kernel whose C function is `launch`, as triton's releases call it."""
 
-    calls = []
+    arg_names = ("qkv", "queries", "out", "first_image_head", "W", "H")
+    function, packed_metadata = 77, (2, 1, 0)
 
-    class Kernel:
-        arg_names = ("qkv", "out", "first_image_head", "W", "H", "BLOCK_M")
+    def __init__(self, release):
+        self.compiled, self.started, self.run = [], [], {"3.6": Launcher36, "3.9": Launcher39}.get(release, Unknown)()
+        self.run.launch = lambda *arguments: self.started.append(arguments)
 
-        def __getitem__(self, grid):
-            return lambda *arguments, **constants: calls.append((grid, arguments, constants)) or self
+    def __getitem__(self, grid):
+        def run(*arguments, **constants):
+            self.compiled.append((grid, arguments, constants))
+            return self
 
-    monkeypatch.setattr(triton_kernels, "attend_forward", Kernel())
-    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+        return run
+
+
+class Unknown:
+    global_scratch_size = profile_scratch_size = 0
+
+
+class Launcher36(Unknown):
+    def __call__(self, x, y, z, stream, function, *rest):
+        self.launch(x, y, z, stream, function, False, True, None, None, *rest)
+
+
+class Launcher39(Unknown):
+    def __call__(self, x, y, z, stream, function, metadata, launch_metadata, enter, leave, *rest):
+        self.launch(x, y, z, stream, function, False, True, metadata, launch_metadata, enter, leave, None, None, rest)
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
     monkeypatch.setattr(triton_launch, "INTERPRETED", False)
-    chosen = triton_plan.Plan(*PLAN, full_precision=True, backward=False)
-    tensors = torch.zeros(64), torch.zeros(64)
-    for first, heads, some in [(0, 4, tensors), (4, 4, tensors), (8, 2, tensors), (0, 4, (tensors[0][1:], tensors[1]))]:
-        chosen.launch("attend_forward", heads, first, *some)
-    tiles = chosen.programs("attend_forward")
-    first, second, fewer, shifted = calls
-    assert first[0] == second[0] == shifted[0] == (4 * tiles, 1, 1)
-    assert fewer[0] == (2 * tiles, 1, 1)
-    assert first[2]["num_warps"] == shifted[2]["num_warps"] == chosen.tile("attend_forward").warps
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(triton_launch, "current_stream", lambda device: 5)
+
+
+CONSTANTS = {"H": 3, "W": 4, "num_warps": 2}
+WAYS = {
+    "3.6": lambda arguments: (7, 1, 1, 5, 77, False, True, None, None, (2, 1, 0), None, None, None, *arguments),
+    "3.9": lambda arguments: (7, 1, 1, 5, 77, False, True, (2, 1, 0), None, None, None, None, None, arguments),
+}
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize("release", WAYS)
+def test_a_second_launch_goes_straight_to_tritons_c_function(release):
+    """With addresses and constants in the order of the kernel's arguments; another alignment is compiled anew."""
+    kernel = Kernel(release)
+    launcher = triton_launch.Launcher(kernel, 7, CONSTANTS)
+    tensors = [torch.zeros(64) for _ in range(3)]
     addresses = [tensor.data_ptr() for tensor in tensors]
-    assert second[1:] == ((*addresses, 4, 9, 5, chosen.tile("attend_forward").queries), {})
+    launcher(tensors, (0,))
+    assert [(grid, constants) for grid, _, constants in kernel.compiled] == [((7, 1, 1), CONSTANTS)]
+    assert not kernel.started
+    launcher(tensors, (8,))
+    assert kernel.started == [WAYS[release]((*addresses, 8, 4, 3))]
+    launcher([tensors[0][1:], *tensors[1:]], (0,))
+    assert len(kernel.compiled) == 2
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize("change", ["unknown release", "scratch"])
+def test_a_launch_that_we_do_not_understand_goes_tritons_way(change):
+    kernel = Kernel("3.9" if change == "scratch" else "4.0")
+    kernel.run.global_scratch_size = 8 if change == "scratch" else 0
+    launcher = triton_launch.Launcher(kernel, 7, CONSTANTS)
+    tensors = [torch.zeros(64) for _ in range(3)]
+    for first in (0, 8):
+        launcher(tensors, (first,))
+    assert not kernel.started
+    assert kernel.compiled[1][1:] == ((*(tensor.data_ptr() for tensor in tensors), 8, 4, 3), {})
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_hooks_of_a_profiler_see_every_launch():
+    kernel = Kernel("3.9")
+    launcher, program_kernel = triton_launch.Launcher(kernel, 7, CONSTANTS), Kernel("3.9")
+    program = triton_launch.Program([(triton_launch.Launcher(program_kernel, 7, CONSTANTS), (0,))], {"queries": 5}, 4)
+    tensors, hook = [torch.zeros(64) for _ in range(3)], lambda metadata: None
+    triton.knobs.runtime.launch_enter_hook.add(hook)
+    try:
+        for _ in range(3):
+            launcher(tensors, (0,))
+            program(tensors[0], {"qkv": tensors[0], "out": tensors[1]})
+    finally:
+        triton.knobs.runtime.launch_enter_hook.remove(hook)
+    assert len(kernel.compiled) == len(program_kernel.compiled) == 3
+    assert not kernel.started
+    assert not program_kernel.started
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_a_program_starts_its_kernels_by_addresses_from_the_second_call_on(monkeypatch):
+    kernels = Kernel("3.6"), Kernel("3.9")
+    launchers = [triton_launch.Launcher(kernel, 7, CONSTANTS) for kernel in kernels]
+    steps = [(launcher, (first,)) for first in (0, 4) for launcher in launchers]
+    program = triton_launch.Program(steps, {"grads": 3, "queries": 9}, itemsize=2)
+    qkv, out = torch.zeros(64, dtype=torch.bfloat16), torch.zeros(64)
+    buffers, new_empty = [], torch.Tensor.new_empty
+    monkeypatch.setattr(
+        torch.Tensor, "new_empty", lambda tensor, size: buffers.append(new_empty(tensor, size)) or buffers[-1]
+    )
+    program(qkv, {"out": out, "qkv": qkv})
+    _, (first_qkv, queries, first_out, _), _ = kernels[0].compiled[0]
+    assert (first_qkv is qkv, first_out is out) == (True, True)
+    assert (queries.data_ptr() - buffers[0].data_ptr(), queries.numel(), queries.dtype) == (16, 9, torch.bfloat16)
+    assert [len(kernel.started) for kernel in kernels] == [1, 1]  # of the second round: the first has compiled it
+    program(qkv, {"out": out, "qkv": qkv})
+    addresses = qkv.data_ptr(), buffers[1].data_ptr() + 16, out.data_ptr()
+    assert [len(kernel.compiled) for kernel in kernels] == [1, 1]
+    for kernel, release in zip(kernels, WAYS, strict=True):
+        assert kernel.started[-2:] == [WAYS[release]((*addresses, first, 4, 3)) for first in (0, 4)]
+    program(qkv[1:], {"out": out, "qkv": qkv[1:]})
+    assert [len(kernel.compiled) for kernel in kernels] == [2, 2]

@@ -12,16 +12,16 @@ from aaconv.attention.triton_window import OPTIONS, WindowPlan  # noqa: E402
 SHARED_MEMORY = 99 * 1024
 """Bytes that a program may have on cards such as the L4 and the 4090, which have the least."""
 KERNELS = ["window_pack", "window_forward", "window_backward_queries", "window_backward_keys", "window_backward_tables"]
-FLOATS = ("lse", "delta", "partial", "rel_h", "rel_w")
-SIZES = ("first_image_head", "height", "width", "image_heads", "splits")
+FLOATS = ("lse", "delta", "grad_tables", "rel_h", "rel_w")
+SIZES = ("first_image_head", "height", "width", "image_heads", "first_part", "splits")
 SHAPES = [(20, 3, 13), (32, 32, 7), (64, 64, 32)]  # depth of keys and of values, window
 
 
 def compiled(name, shape, capability):
     depth, value_depth, window = shape
     channels, numbers = 8 * (2 * depth + value_depth), (window, window, 1, 1, 1, 1)
-    sizes = 56, 8, 8 * depth, numbers, True, True
-    plan = WindowPlan((2, 56 * 56, channels), channels, torch.bfloat16, 2, torch.float32, *sizes)
+    sizes = 56, 8, 8 * depth, True, True, None, numbers
+    plan = WindowPlan((2, 56 * 56, channels), (0, channels, 1), torch.bfloat16, 2, torch.float32, *sizes)
     launcher = plan._launcher(name, 16)
     kernel, constants = launcher.kernel, launcher.constants
 

@@ -68,7 +68,7 @@ def test_scratch_in_chunks_changes_nothing(monkeypatch):
     whole = case.run(triton_backend.attend, inputs, torch.float32)
     monkeypatch.setattr(triton_window, "SCRATCH", 0)
     monkeypatch.setattr(triton_window, "SMALL_SCRATCH", 0)
-    monkeypatch.setattr(triton_window, "plan_windows", triton_window.WindowPlan)  # not the one that is remembered
+    monkeypatch.setattr(triton_backend, "plan_windows", triton_window.WindowPlan)  # not the one that is remembered
     chunked = case.run(triton_backend.attend, inputs, torch.float32)
     assert all(torch.equal(one, other) for one, other in zip(whole[:2], chunked[:2], strict=True))
     for one, other in zip(whole[2:], chunked[2:], strict=True):
@@ -134,7 +134,7 @@ def test_what_the_kernels_cannot_take_goes_through_the_tiles(monkeypatch):
     def refuse(*inputs, **options):
         raise AssertionError("the kernels of windows were taken")
 
-    monkeypatch.setattr(triton_window, "forward", refuse)
+    monkeypatch.setattr(triton_backend, "forward", refuse)
     for case in (Case(40, 2, make_window((33, 1)), 1, 4, 2), Case(4, 4, make_window(3), 1, 65, 2)):
         inputs = [tensor.float() for tensor in case.inputs()[:3]]
         options = {"num_heads": 1, "key_channels": case.depth, "window": case.window}
@@ -145,7 +145,8 @@ def test_what_the_kernels_cannot_take_goes_through_the_tiles(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
 def test_a_step_holds_all_columns_that_a_tile_sees(dtype, window, shared):
     numbers = (window, window, shared, shared, 1, 1)
-    plan = triton_window.WindowPlan((1, 1600, 86), 86, dtype, 2, dtype, 40, 2, 40, numbers, True, True)
+    sizes = 40, 2, 40, True, True, None, numbers
+    plan = triton_window.WindowPlan((1, 1600, 86), (0, 86, 1), dtype, 2, dtype, *sizes)
     axis = windows.Axis(window, shared)
     for name, found in plan.cuts.items():
         assert found.tile_rows * found.tile_columns == plan.tiles[name].queries

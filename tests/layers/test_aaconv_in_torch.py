@@ -216,3 +216,27 @@ def test_a_moving_average_of_lazy_tables_says_what_to_do():
     average = ModelEmaV3(layer)
     with pytest.raises(ValueError, match=r"the relative tables are lazy.*pass size="):
         average.update(layer)
+
+
+CHANGING = [(16, 16), (24, 24), (16, 28), (20, 12), (15, 17), (13, 13), (25, 14), (26, 26)]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("training", [False, True])
+def test_sizes_that_change_are_compiled_a_few_times_whatever_they_are(training):
+    """Again for maps that are not square, and where rows, columns or both are more than the tables know: not for odd
+    and even sizes of each of the layers."""
+    from torch._dynamo.testing import CompileCounter
+
+    strided, halved = small(stride=2, size=8), AAConv2d(16, 16, 3, **SMALL, size=8, downsample=True)
+    network, counter = nn.Sequential(strided, nn.ReLU(), halved).train(training), CompileCounter()
+    compiled = torch.compile(network, dynamic=True, fullgraph=True, backend=counter)
+    with torch.set_grad_enabled(training):
+        for size in CHANGING:
+            x = torch.randn(2, 6, *size, requires_grad=training)
+            torch.testing.assert_close(compiled(x), network(x))
+        few = counter.frame_count
+        for size in CHANGING:
+            compiled(torch.randn(3, 6, size[0] + 1, size[1] + 3, requires_grad=training))
+    assert few <= 4
+    assert counter.frame_count <= 5

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from aaconv.layers import pooling
 from aaconv.layers.pooling import Halve, average, resize
 
 SIZES = [((7, 7), (14, 14)), ((4, 5), (7, 10)), ((1, 3), (1, 5)), ((5, 6), (5, 6)), ((6, 9), (3, 4))]
@@ -30,6 +31,17 @@ def test_bfloat16_is_as_good_as_torchs():
     assert ours.dtype == torch.bfloat16
     torchs = F.interpolate(x, (28, 28), mode="bilinear")
     assert (ours - exact).abs().max() <= 2 * (torchs - exact).abs().max()
+
+
+def test_the_weights_are_kept_and_can_be_trained_through_after_inference_mode():
+    pooling._kept_weights.cache_clear()
+    x = torch.randn(1, 2, 3, 5)
+    with torch.inference_mode(), torch.enable_grad():
+        pooling._weights(3, 6, x)
+    for _ in range(2):
+        resize(x.requires_grad_(), (6, 10)).sum().backward()
+    assert pooling._kept_weights.cache_info().misses == 2
+    assert not pooling._weights(3, 6, x).is_inference()
 
 
 @pytest.mark.slow
@@ -63,7 +75,7 @@ def test_exports_with_any_size_where_gradients_are_enabled():
     torch.testing.assert_close(program.module()(x), network(x))
 
 
-@pytest.mark.parametrize("size", [(2, 2), (8, 6), (2, 14)], ids=str)
+@pytest.mark.parametrize("size", [(2, 2), (8, 6), (2, 14), (7, 6), (1, 3), (1, 1), (5, 2)], ids=str)
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_a_halved_map_has_the_gradient_of_torchs_average(size, layout):
     torch.manual_seed(0)

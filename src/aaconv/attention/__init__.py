@@ -65,15 +65,35 @@ def attend_2d(
         return _attend_windows(qkv, rel_h, rel_w, num_heads, key_channels, backend, around)
     if window_stride != 1 or window_dilation != 1:
         windows.refuse_without_window(window_stride, window_dilation)
-    sizes = {"num_heads": num_heads, "key_channels": key_channels}
-    kind = _kind_of_call(qkv, rel_h, rel_w, num_heads, key_channels, backend)
-    chosen = _checked.get(kind) if kind is not None else None
-    if chosen is None:
+    if someone_looks_on(qkv, rel_h, rel_w):  # sizes may be symbols
         _check(qkv, rel_h, rel_w, num_heads, key_channels)
-        chosen = choose_backend(qkv, rel_h, rel_w, **sizes, backend=backend)
-        if kind is not None:
-            _checked[kind] = chosen
-    return BACKENDS[chosen].attend(qkv, rel_h, rel_w, **sizes)
+        chosen = choose_backend(qkv, rel_h, rel_w, num_heads=num_heads, key_channels=key_channels, backend=backend)
+    else:
+        chosen = choose_in_advance(qkv, qkv.shape, qkv.dtype, rel_h, rel_w, num_heads, key_channels, backend)
+    return BACKENDS[chosen].attend(qkv, rel_h, rel_w, num_heads=num_heads, key_channels=key_channels)
+
+
+def choose_in_advance(
+    like: Tensor,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    rel_h: Tensor | None,
+    rel_w: Tensor | None,
+    num_heads: int,
+    key_channels: int,
+    backend: str | None,
+) -> str:
+    """The name of the backend for a qkv of that shape and dtype, on the device of `like`, once all is checked. To look
+    it up takes a tenth of doing it again."""
+    tables = None if rel_h is None else rel_h.shape, None if rel_w is None else rel_w.shape
+    kind = shape, dtype, like.device, *tables, num_heads, key_channels, backend, _default_backend
+    chosen = _checked.get(kind)
+    if chosen is None:
+        qkv = like.new_empty((), dtype=dtype).expand(shape)
+        _check(qkv, rel_h, rel_w, num_heads, key_channels)
+        sizes = {"num_heads": num_heads, "key_channels": key_channels}
+        chosen = _checked[kind] = choose_backend(qkv, rel_h, rel_w, **sizes, backend=backend)
+    return chosen
 
 
 def _attend_windows(
@@ -233,17 +253,6 @@ def default_backend(name: str | None) -> Iterator[None]:
         yield
     finally:
         _default_backend = before
-
-
-def _kind_of_call(
-    qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, num_heads: int, key_channels: int, backend: str | None
-) -> tuple | None:
-    """What the checks and the choice of a backend depend on. To look them up takes a tenth of doing them again; None
-    where sizes may be symbols."""
-    if someone_looks_on(qkv, rel_h, rel_w):
-        return None
-    tables = () if rel_h is None or rel_w is None else (rel_h.shape, rel_w.shape, rel_h.device, rel_w.device)
-    return qkv.shape, qkv.dtype, qkv.device, tables, num_heads, key_channels, backend, _default_backend
 
 
 def _tell_once(name: str, reason: str) -> None:

@@ -17,8 +17,9 @@ from torch.utils.flop_counter import register_flop_formula
 
 from . import eager, triton_wide, triton_window
 from .torch_state import constant_to_compilers, is_transformed, someone_looks_on
-from .triton_launch import H200, INTERPRETED, Piece, device_of, gpu_at
-from .triton_plan import GROUP, Plan, ceil_div, is_wide, key_parts, padded, plan_for, power_below, tables_of
+from .triton_launch import H200, INTERPRETED, device_of, gpu_at
+from .triton_plan import GROUP, Plan, ceil_div, is_wide, key_parts, padded, plan_for, power_below
+from .triton_window import WindowPlan, plan_windows
 from .windows import Window
 
 HAS_TRITON = importlib.util.find_spec("triton") is not None
@@ -94,14 +95,14 @@ def attend(
     sizes = height, num_heads, key_channels, () if window is None else window.numbers
     if someone_looks_on(qkv, rel_h, rel_w):
         # Three dimensions: torch's compiler takes a fourth for an image's and lays it out channels_last, with a copy.
-        out, _ = attend_forward(qkv.flatten(1, 2), rel_h, rel_w, *sizes)
+        out, _ = torch.ops.aaconv.attend_2d.default(qkv.flatten(1, 2), rel_h, rel_w, *sizes)
         return out.unflatten(1, (height, width))
     if torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in (qkv, rel_h, rel_w)):
         return _Attend.apply(qkv, rel_h, rel_w, *sizes)
-    return _forward(qkv, rel_h, rel_w, *sizes)[0]
+    return forward(qkv, rel_h, rel_w, *sizes)[0]
 
 
-def _forward(
+def forward(
     qkv: Tensor,
     rel_h: Tensor | None,
     rel_w: Tensor | None,
@@ -113,27 +114,19 @@ def _forward(
     """qkv [batch, pixels, 2*dk + dv], or its pixels as height and width, rel_h ([heads,] 2*height - 1, dk / heads) and
     rel_w alike, of any dtype -> the output [batch, pixels, dv], or with height and width, and the log-sum-exp
     [batch * heads, 2, pixels] in two parts."""
-    out, lse = _empty_forward(qkv, num_heads, key_channels)
-    if window:
-        inputs = triton_window.prepare(_with_pixels(qkv), rel_h, rel_w, height, num_heads, key_channels, window)
-        with device_of(qkv):
-            triton_window.forward(*inputs, out, lse)
-        return out, lse
-    plan, qkv, tables = _prepare(qkv, rel_h, rel_w, height, num_heads, key_channels)
-    if plan.is_wide:
-        with device_of(qkv):
-            sizes = height, num_heads, key_channels
-            triton_wide.forward(_with_pixels(qkv), *tables, *sizes, _with_pixels(out), lse)
-        return out, lse
-    operands = plan.buffers(qkv, plan.operand_sizes)
+    plan, qkv, (rel_h, rel_w) = _prepare(qkv, rel_h, rel_w, height, num_heads, key_channels, window)
+    out = qkv.new_empty((*qkv.shape[:-1], plan.value_channels))
+    lse = qkv.new_empty((plan.image_heads, 2, plan.pixels), dtype=torch.float32)
     with device_of(qkv):
-        for first, heads in plan.chunks():
-            plan.launch("pack", heads, first, qkv, *tables, *operands, lse)
-            plan.launch("attend_forward", heads, first, qkv, *operands, out, lse)
+        if plan.is_wide:
+            sizes = height, num_heads, key_channels
+            triton_wide.forward(_with_pixels(qkv), rel_h, rel_w, *sizes, _with_pixels(out), lse)
+        else:
+            plan.program(qkv, {"qkv": qkv, "rel_h": rel_h, "rel_w": rel_w, "out": out, "lse": lse})
     return out, lse
 
 
-def _backward(
+def backward(
     grad_out: Tensor,
     qkv: Tensor,
     rel_h: Tensor | None,
@@ -146,37 +139,25 @@ def _backward(
     window: Sequence[int] = (),
 ) -> tuple[Tensor, Tensor]:
     """The gradients of qkv, packed, and of the tables, one after the other (empty if there are none)."""
-    grad_qkv, grad_tables = _empty_backward(qkv, rel_h, rel_w)
+    plan, read, tables = _prepare(qkv, rel_h, rel_w, height, num_heads, key_channels, window, backward=True)
     grad_out = grad_out.contiguous()
-    if window:
-        sizes = height, num_heads, key_channels, window
-        plan, qkv, tables = triton_window.prepare(_with_pixels(qkv), rel_h, rel_w, *sizes, backward=True)
-        with device_of(qkv):
-            triton_window.backward(plan, grad_out, qkv, tables, out, lse, grad_qkv, grad_tables)
-        return grad_qkv, grad_tables
-    plan, qkv, tables = _prepare(qkv, rel_h, rel_w, height, num_heads, key_channels, backward=True)
     if plan.is_wide:
+        grad_qkv, grad_tables = _empty_backward(qkv, rel_h, rel_w)
         sizes = height, num_heads, key_channels
-        grad_out, qkv, out, into = map(_with_pixels, (grad_out, qkv, out, grad_qkv))
+        grad_out, read, out, into = map(_with_pixels, (grad_out, read, out, grad_qkv))
         with device_of(qkv):
-            triton_wide.backward(grad_out, qkv, *tables, out, lse, *sizes, into, grad_tables)
+            triton_wide.backward(grad_out, read, *tables, out, lse, *sizes, into, grad_tables)
         return grad_qkv, grad_tables
-    *operands, grads, grad_logits = plan.buffers(qkv, plan.operand_sizes + plan.gradient_sizes)
-    partial = lse.new_empty((plan.batch, num_heads, plan.splits, plan.length, key_channels // num_heads))
+    grad_qkv, partial = qkv.new_empty(qkv.shape), lse.new_empty(plan.partial_shape)
     with device_of(qkv):
-        for first, heads in plan.chunks():
-            plan.launch("pack", heads, first, qkv, *tables, *operands, lse)
-            tensors: list[Tensor | Piece] = [qkv, *operands, out, lse, grad_out, grad_qkv, grads, grad_logits]
-            plan.launch("attend_backward_queries", heads, first, *tensors)
-            plan.launch("attend_backward_keys", heads, first, qkv, *operands, lse, grad_qkv, grads)
-            if plan.length:
-                plan.launch("relative_backward", heads, first, qkv, *tables, grad_qkv, partial, grad_logits)
-    if rel_h is not None:
-        rows = partial.flatten(0, 2)
-        if rel_h.dim() == 3:
-            rows = partial.sum(2) if plan.splits > 1 else partial.squeeze(2)
-        torch.sum(rows.unflatten(0, plan.sum_in).sum(0) if plan.sum_in else rows, 0, out=grad_tables)
-    return grad_qkv, grad_tables
+        tensors = {"qkv": read, "rel_h": tables[0], "rel_w": tables[1], "out": out, "lse": lse}
+        tensors |= {"grad_out": grad_out, "grad_qkv": grad_qkv, "grad_tables": partial}
+        if plan.deltas:
+            tensors["delta"] = lse.new_empty(plan.deltas)
+        plan.program(read, tensors)
+        for dimension in plan.partial_sums:
+            partial = partial.sum(dimension)
+    return grad_qkv, partial
 
 
 def _prepare(
@@ -186,23 +167,32 @@ def _prepare(
     height: int,
     num_heads: int,
     key_channels: int,
+    window: Sequence[int],
     *,
     backward: bool = False,
-) -> tuple[Plan, Tensor, tuple[Tensor, Tensor]]:
+) -> tuple[Plan | WindowPlan, Tensor, tuple[Tensor, Tensor]]:
     """The plan, and the tensors as the kernels take them; without tables any tensor stands for them."""
-    *_, channels = qkv.shape
+    (batch, *sides, channels), strides = qkv.shape, qkv.stride()
+    apart, beside = strides[-2:]
     # Pixels the same distance apart, channels side by side; inside an image the kernels count in int32.
-    *_, apart, beside = qkv.stride()
-    in_order = qkv.dim() == 3 or qkv.stride(1) == qkv.shape[2] * apart
-    pixels = qkv.shape[1] if qkv.dim() == 3 else qkv.shape[1] * qkv.shape[2]
+    in_order = len(sides) == 1 or strides[1] == sides[1] * apart
+    pixels = math.prod(sides)
+    if window:  # whose kernels count images, too, by their pixels
+        in_order = in_order and (batch == 1 or strides[0] == pixels * apart)
     if beside != 1 or not in_order or pixels * apart + channels >= 2**31:
         qkv = qkv.contiguous()
-        apart = channels
+        strides, apart = qkv.stride(), channels
     full = qkv.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-    tables, dimensions = tables_of(qkv, rel_h, rel_w)
-    shape, strides = (qkv.shape[0], pixels, channels), (qkv.stride(0), apart, 1)
-    kind = (shape, strides, qkv.dtype, dimensions, tables[0].dtype, height, num_heads, key_channels)
-    return plan_for(*kind, full, backward, qkv.device.index if qkv.is_cuda else None), qkv, tables
+    if rel_h is None or rel_w is None:
+        tables, dimensions = (qkv, qkv), 0
+    else:
+        rel_w = rel_w if rel_w.dtype == rel_h.dtype else rel_w.to(rel_h.dtype)
+        tables, dimensions = (rel_h.contiguous(), rel_w.contiguous()), rel_h.dim()
+    kind = ((batch, pixels, channels), (strides[0], apart, 1), qkv.dtype, dimensions, tables[0].dtype)
+    device = qkv.get_device() if qkv.is_cuda else None
+    sizes = height, num_heads, key_channels, full, backward, device
+    plan = plan_windows(*kind, *sizes, tuple(window)) if window else plan_for(*kind, *sizes)
+    return plan, qkv, tables
 
 
 def _with_pixels(image: Tensor) -> Tensor:
@@ -218,7 +208,7 @@ def _empty_forward(qkv: Tensor, num_heads: int, key_channels: int) -> tuple[Tens
 
 def _empty_backward(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None) -> tuple[Tensor, Tensor]:
     if rel_h is None or rel_w is None:
-        return qkv.new_empty(qkv.shape), qkv.new_empty(0)
+        return qkv.new_empty(qkv.shape), qkv.new_empty(0, dtype=torch.float32)
     *heads, length, depth = rel_h.shape
     shape = (*heads, length + rel_w.shape[-2], depth)
     return qkv.new_empty(qkv.shape), rel_h.new_empty(shape, dtype=torch.float32)  # a sum of many: rounded afterwards
@@ -251,20 +241,6 @@ def _fake_backward(
     return _empty_backward(qkv, rel_h, rel_w)
 
 
-def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, Tensor]) -> None:
-    qkv, rel_h, rel_w, *ctx.sizes = inputs
-    out, lse = output
-    ctx.mark_non_differentiable(lse)
-    ctx.save_for_backward(qkv, rel_h, rel_w, out, lse)
-
-
-def _gradients(ctx: Any, grad_out: Tensor, _grad_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:
-    if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
-        return _differentiable_gradients(ctx, grad_out)
-    qkv, rel_h, rel_w, out, lse = ctx.saved_tensors
-    return _of_inputs(rel_h, rel_w, *attend_backward(grad_out, qkv, rel_h, rel_w, out, lse, *ctx.sizes))
-
-
 def _differentiable_gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients that can be differentiated again, through the reference: the kernels have no second derivative."""
     (qkv, rel_h, rel_w, *_), (height, num_heads, key_channels, window) = ctx.saved_tensors, ctx.sizes
@@ -277,6 +253,13 @@ def _differentiable_gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None
     return *of_inputs, *[None] * len(ctx.sizes)
 
 
+def gradients(
+    grad_out: Tensor, qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, out: Tensor, lse: Tensor, *sizes: int
+) -> tuple[Tensor | None, ...]:
+    """Those of all arguments of `forward`, by the kernels."""
+    return _of_inputs(rel_h, rel_w, *backward(grad_out, qkv, rel_h, rel_w, out, lse, *sizes))
+
+
 def _of_inputs(
     rel_h: Tensor | None, rel_w: Tensor | None, grad_qkv: Tensor, grad_tables: Tensor
 ) -> tuple[Tensor | None, ...]:
@@ -284,7 +267,9 @@ def _of_inputs(
     if rel_h is None or rel_w is None:
         return grad_qkv, None, None, None, None, None, None
     rows = rel_h.shape[-2]
-    grad_h, grad_w = grad_tables[..., :rows, :].to(rel_h.dtype), grad_tables[..., rows:, :].to(rel_w.dtype)
+    grad_h, grad_w = grad_tables.narrow(-2, 0, rows), grad_tables.narrow(-2, rows, rel_w.shape[-2])
+    if not rel_h.dtype == rel_w.dtype == grad_tables.dtype:
+        grad_h, grad_w = grad_h.to(rel_h.dtype), grad_w.to(rel_w.dtype)
     return grad_qkv, grad_h, grad_w, None, None, None, None
 
 
@@ -294,7 +279,7 @@ class _Attend(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, *inputs: Any) -> Tensor:
         qkv, rel_h, rel_w, *ctx.sizes = inputs
-        out, lse = _forward(*inputs)
+        out, lse = forward(*inputs)
         ctx.save_for_backward(qkv, rel_h, rel_w, out, lse)
         return out
 
@@ -302,30 +287,54 @@ class _Attend(torch.autograd.Function):
     def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None, ...]:
         if torch.is_grad_enabled():  # create_graph=True
             return _differentiable_gradients(ctx, grad_out)
+        return gradients(grad_out, *ctx.saved_tensors, *ctx.sizes)
+
+
+class _Dispatched(torch.autograd.Function):
+    """The same through operators, for those who look on."""
+
+    @staticmethod
+    def forward(ctx: Any, *inputs: Any) -> tuple[Tensor, Tensor]:
+        qkv, rel_h, rel_w, *ctx.sizes = inputs
+        out, lse = attend_forward(*inputs)
+        ctx.mark_non_differentiable(lse)
+        ctx.save_for_backward(qkv, rel_h, rel_w, out, lse)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx: Any, grad_out: Tensor, _grad_lse: Tensor | None = None) -> tuple[Tensor | None, ...]:
+        if torch.is_grad_enabled() and not torch.compiler.is_compiling():  # create_graph=True
+            return _differentiable_gradients(ctx, grad_out)
         qkv, rel_h, rel_w, out, lse = ctx.saved_tensors
-        return _of_inputs(rel_h, rel_w, *_backward(grad_out, qkv, rel_h, rel_w, out, lse, *ctx.sizes))
+        return _of_inputs(rel_h, rel_w, *attend_backward(grad_out, qkv, rel_h, rel_w, out, lse, *ctx.sizes))
 
 
-# Not torch.library.custom_op: what that wraps around a call takes longer than the call.
+def _with_gradients(*inputs: Any) -> tuple[Tensor, Tensor]:
+    if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs[:3]):
+        return _Dispatched.apply(*inputs)
+    return attend_forward(*inputs)
+
+
+# Not torch.library.custom_op: what that wraps around a call takes longer than the call. And not register_autograd: the
+# operator with gradients is one, attend_2d, and the one that compiled graphs call another, so that no call of theirs
+# goes through Python twice.
 _library = torch.library.Library("aaconv", "FRAGMENT")
+_inputs = "Tensor qkv, Tensor? rel_h, Tensor? rel_w, "
 _sizes = "SymInt height, int num_heads, int key_channels, int[] window=[]) -> (Tensor, Tensor)"
-_library.define(
-    f"attend_2d(Tensor qkv, Tensor? rel_h, Tensor? rel_w, {_sizes}",
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-_library.define(
-    "attend_2d_backward(Tensor grad_out, Tensor qkv, Tensor? rel_h, Tensor? rel_w, Tensor out, Tensor lse, " + _sizes,
-    tags=(torch.Tag.pt2_compliant_tag,),
-)
-_library.impl("attend_2d", _forward, "CompositeExplicitAutograd")
-_library.impl("attend_2d_backward", _backward, "CompositeExplicitAutograd")
-torch.library.register_fake("aaconv::attend_2d", _fake_forward, lib=_library)
-torch.library.register_fake("aaconv::attend_2d_backward", _fake_backward, lib=_library)
-torch.library.register_autograd("aaconv::attend_2d", _gradients, setup_context=_save, lib=_library)
-attend_forward, attend_backward = torch.ops.aaconv.attend_2d.default, torch.ops.aaconv.attend_2d_backward.default
+for _schema, _kernels, _fake in (
+    (f"attend_2d({_inputs}{_sizes}", forward, _fake_forward),
+    (f"attend_2d_forward({_inputs}{_sizes}", forward, _fake_forward),
+    (f"attend_2d_backward(Tensor grad_out, {_inputs}Tensor out, Tensor lse, {_sizes}", backward, _fake_backward),
+):
+    _name = _library.define(_schema, tags=(torch.Tag.pt2_compliant_tag,))
+    _library.impl(_name, _kernels, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"aaconv::{_name}", _fake, lib=_library)
+_library.impl("attend_2d", _with_gradients, "Autograd")
+attend_forward = torch.ops.aaconv.attend_2d_forward.default
+attend_backward = torch.ops.aaconv.attend_2d_backward.default
 
 
-@register_flop_formula(torch.ops.aaconv.attend_2d)
+@register_flop_formula([torch.ops.aaconv.attend_2d, torch.ops.aaconv.attend_2d_forward])
 def _forward_flops(
     qkv_shape: Sequence[int],
     rel_h_shape: Sequence[int] | None,

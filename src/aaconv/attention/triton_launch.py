@@ -1,9 +1,11 @@
 """Compiled kernels, started with as little of the host's time as can be."""
 
+import copy
 import functools
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import torch
@@ -13,32 +15,8 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 ALIGNMENT = 16
 """Bytes. Triton compiles a kernel for pointers that are multiples of it, or for ones that are not."""
 
-
-class Piece:
-    """A part of a buffer, known by its address: to make a view of it takes torch longer than to start a kernel."""
-
-    __slots__ = ("_address", "_buffer", "_first", "_size")
-
-    def __init__(self, buffer: Tensor, address: int, first: int, size: int) -> None:
-        self._buffer, self._address, self._first, self._size = buffer, address, first, size
-
-    def data_ptr(self) -> int:
-        return self._address
-
-    def tensor(self) -> Tensor:
-        return self._buffer.narrow(0, self._first, self._size)
-
-
-def pieces(like: Tensor, sizes: Iterable[int]) -> list[Piece]:
-    """Uninitialised memory for so many elements each, in one allocation, every piece aligned."""
-    step = ALIGNMENT // like.itemsize
-    places, end = [], 0
-    for size in sizes:
-        places.append((end, size))
-        end += -(-size // step) * step
-    buffer = like.new_empty(end)
-    start, itemsize = buffer.data_ptr(), like.itemsize
-    return [Piece(buffer, start + first * itemsize, first, size) for first, size in places]
+Start = Callable[[int, tuple], None]
+"""Starts a compiled kernel on a stream, with all of its arguments."""
 
 
 class Launcher:
@@ -51,9 +29,10 @@ class Launcher:
 
     def __init__(self, kernel: Any, programs: int, constants: dict[str, Any]) -> None:
         self.kernel, self.grid, self.constants = kernel, (programs, 1, 1), constants
-        self._compiled: dict[Any, tuple[Any, list[Any]]] = {}
+        self.last = tuple(constants[name] for name in kernel.arg_names if name in constants)
+        self._compiled: dict[Any, Start] = {}
 
-    def __call__(self, tensors: Sequence[Tensor | Piece], scalars: Sequence[int | float]) -> None:
+    def __call__(self, tensors: Sequence[Tensor], scalars: Sequence[int | float]) -> None:
         """Run it on the current device; scalars that triton specialises for must be the same in every call."""
         if INTERPRETED:
             self._run(tensors, scalars)
@@ -64,24 +43,137 @@ class Launcher:
             bits |= address
         device = torch.cuda.current_device()
         key = (device, *(address % ALIGNMENT for address in addresses)) if bits % ALIGNMENT else device
-        if key in self._compiled:
-            start, constants = self._compiled[key]
-            start(*addresses, *scalars, *constants)
+        start = self._compiled.get(key)
+        if start is not None and nobody_listens():
+            start(current_stream(device), (*addresses, *scalars, *self.last))
             return
         compiled = self._run(tensors, scalars)
-        known = [self.constants[name] for name in self.kernel.arg_names if name in self.constants]
-        self._compiled[key] = compiled[self.grid], known
+        self._compiled[key] = shortest_start(compiled, self.grid)
 
-    def _run(self, tensors: Sequence[Tensor | Piece], scalars: Sequence[int | float]) -> Any:
-        whole = (tensor.tensor() if isinstance(tensor, Piece) else tensor for tensor in tensors)
-        return self.kernel[self.grid](*whole, *scalars, **self.constants)
+    def start(self, device: int) -> Start | None:
+        """What starts it with aligned tensors on that device, once it is compiled for them."""
+        return self._compiled.get(device)
+
+    def _run(self, tensors: Sequence[Tensor], scalars: Sequence[int | float]) -> Any:
+        return self.kernel[self.grid](*tensors, *scalars, **self.constants)
+
+
+class Program:
+    """Kernels that run one after the other, with scratch that they share: all of a call of the operator.
+
+    steps: the kernels with their scalars, in their order. A kernel's first arguments are tensors, and their names say
+    which: those that a call brings, or pieces of the scratch, so many elements each.
+    """
+
+    def __init__(
+        self, steps: Iterable[tuple[Launcher, tuple[int, ...]]], scratch: Mapping[str, int], itemsize: int
+    ) -> None:
+        self.steps, self.scratch, self._itemsize = list(steps), scratch, itemsize
+        step, self._places, self._elements = ALIGNMENT // itemsize, [], 0
+        for size in scratch.values():
+            self._places.append(self._elements)
+            self._elements += -(-size // step) * step
+        self._starts: Sequence[tuple[Start, Callable[[list[int]], tuple], tuple]] = []
+
+    def __call__(self, like: Tensor, tensors: Mapping[str, Tensor]) -> None:
+        """Run it on the current device, that of `like`, whose dtype the scratch has. The names of the tensors come in
+        the same order in every call."""
+        buffer = like.new_empty(self._elements)
+        if self._starts and not INTERPRETED:
+            addresses = [tensor.data_ptr() for tensor in tensors.values()]
+            bits, first = 0, buffer.data_ptr()
+            for address in addresses:
+                bits |= address
+            if not bits % ALIGNMENT and nobody_listens():
+                # Addresses: to make views of the scratch would take torch longer than it takes to start the kernels.
+                addresses += [first + place * self._itemsize for place in self._places]
+                stream = current_stream(like.get_device())
+                for start, pick, last in self._starts:
+                    start(stream, pick(addresses) + last)
+                return
+        sizes = zip(self.scratch, self._places, self.scratch.values(), strict=True)
+        named = {**tensors, **{name: buffer.narrow(0, place, size) for name, place, size in sizes}}
+        for launcher, scalars in self.steps:
+            launcher([named[name] for name in launcher.kernel.arg_names if name in named], scalars)
+        if not INTERPRETED:
+            self._remember(list(named), torch.cuda.current_device())
+
+    def _remember(self, order: list[str], device: int) -> None:
+        """Keep what starts the kernels, if all of them are compiled for aligned tensors."""
+        starts = []
+        for launcher, scalars in self.steps:
+            start = launcher.start(device)
+            if start is None:
+                return
+            places = [order.index(name) for name in launcher.kernel.arg_names if name in order]
+            starts.append((start, itemgetter(*places), (*scalars, *launcher.last)))
+        self._starts = starts
+
+
+def shortest_start(compiled: Any, grid: tuple[int, int, int]) -> Start:
+    """What starts a compiled kernel: the C function that triton's launcher ends in, if it is one that we understand.
+
+    Triton's way there takes the host four times as long: a dictionary for each launch, hooks that nobody has set,
+    scratch that no kernel of ours has. What it hands to the C function differs from release to release, so a call is
+    recorded here, with marks in the place of the stream and the kernel's arguments.
+    """
+    launcher: Any = getattr(compiled, "run", None)
+    recorded: list[tuple] = []
+    needs = ("global_scratch_size", "profile_scratch_size", "launch")
+    if any(not hasattr(launcher, name) for name in needs) or getattr(launcher, "gsan_enabled", False):
+        return _long_start(compiled, grid)
+    if launcher.global_scratch_size or launcher.profile_scratch_size:
+        return _long_start(compiled, grid)
+    probe, launch = copy.copy(launcher), launcher.launch
+    probe.launch = lambda *arguments: recorded.append(arguments)
+    stream, marks = object(), (object(), object())
+    try:
+        probe(*grid, stream, compiled.function, compiled.packed_metadata, None, None, None, *marks)
+    except (AttributeError, TypeError):
+        return _long_start(compiled, grid)
+    if len(recorded) != 1 or recorded[0][:4] != (*grid, stream):
+        return _long_start(compiled, grid)
+    between = recorded[0][4:]
+    if between[-2:] == marks:
+        between = between[:-2]
+        return lambda stream, arguments: launch(*grid, stream, *between, *arguments)
+    if between[-1] == marks:
+        between = between[:-1]
+        return lambda stream, arguments: launch(*grid, stream, *between, arguments)
+    return _long_start(compiled, grid)
+
+
+def _long_start(compiled: Any, grid: tuple[int, int, int]) -> Start:
+    run = compiled[grid]
+    return lambda stream, arguments: run(*arguments)
+
+
+def nobody_listens() -> bool:
+    """Whether no profiler has hooked into triton's launches."""
+    runtime = _triton().knobs.runtime
+    enter, leave = runtime.launch_enter_hook, runtime.launch_exit_hook  # chains of hooks, hooks, or None
+    return not getattr(enter, "calls", enter) and not getattr(leave, "calls", leave)
+
+
+def current_stream(device: int) -> int:
+    return _triton().runtime.driver.active.get_current_stream(device)
+
+
+@functools.cache
+def _triton() -> Any:
+    import triton
+
+    return triton
 
 
 def device_of(tensor: Tensor) -> AbstractContextManager:
     """The tensor's device as the current one; nothing to do where it is, or on a CPU."""
-    if not tensor.is_cuda or tensor.device.index == torch.cuda.current_device():
-        return nullcontext()
+    if not tensor.is_cuda or tensor.get_device() == torch.cuda.current_device():
+        return _NOTHING
     return torch.cuda.device(tensor.device)
+
+
+_NOTHING = nullcontext()
 
 
 class Gpu(NamedTuple):

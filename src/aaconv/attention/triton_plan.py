@@ -7,9 +7,8 @@ from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from .triton_launch import INTERPRETED, Launcher, Piece, gpu_at, pieces
+from .triton_launch import INTERPRETED, Launcher, Program, gpu_at
 from .triton_tiles import MOST_CHANNELS, SMALL_TABLE, TILES, Tile, Traits
 
 ON_A_MULTIPROCESSOR = 4
@@ -30,6 +29,9 @@ GROUP = 8
 class Plan:
     """One kind of call: its sizes, the constants the kernels are specialised by, and the kernels once compiled."""
 
+    deltas = 0
+    """Numbers in float32 that the kernels leave for each other."""
+
     def __init__(
         self,
         shape: tuple[int, ...],
@@ -46,7 +48,7 @@ class Plan:
     ) -> None:
         self.batch, self.pixels, channels = shape
         self.height, self.width = height, self.pixels // max(1, height)
-        self.image_heads = self.batch * num_heads
+        self.image_heads, self.value_channels = self.batch * num_heads, channels - 2 * key_channels
         at_a_time = ON_A_MULTIPROCESSOR * gpu_at(device).multiprocessors
         self.length = 2 * (self.height + self.width) - 2 if table_dimensions else 0
         depth, value_depth = key_channels // num_heads, (channels - 2 * key_channels) // num_heads
@@ -111,23 +113,40 @@ class Plan:
         beside = 2 * at_a_time if self.traits.table <= SMALL_TABLE else at_a_time
         self.splits = splits_of_a_head(self.heads_at_a_time, min(ceil_div(self.pixels, 64), fitting), steps, beside)
         sizes["SPLITS"] = self.splits
-        self.sum_in = two_steps(self.batch if table_dimensions == 3 else self.image_heads * self.splits)
-        self.launchers: dict[tuple[str, int], Launcher] = {}
+        self.partial_shape, self.partial_sums = self._partial_sums(num_heads if table_dimensions == 3 else None, depth)
+        self.backward, self.itemsize = backward, dtype.itemsize
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """(first, how many) of the image-heads of every launch."""
         for first in range(0, self.image_heads, self.heads_at_a_time):
             yield first, min(self.heads_at_a_time, self.image_heads - first)
 
-    def buffers(self, qkv: Tensor, sizes: tuple[int, ...]) -> list[Piece]:
-        """Scratch for the heads of one launch, so many elements a head."""
-        return pieces(qkv, (self.heads_at_a_time * size for size in sizes))
+    def _partial_sums(self, heads: int | None, depth: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shape of the parts of the tables' gradient, and the dimensions to sum one after the other."""
+        if not self.length:
+            return (0,), ()
+        rows = self.image_heads * self.splits if heads is None else self.batch
+        first = two_steps(rows) or (rows,)
+        of_tables = (self.length, depth) if heads is None else (heads, self.splits, self.length, depth)
+        return (*first, *of_tables), (*(() if heads is None else (-3,)), *(0 for _ in first))
 
-    def launch(self, name: str, heads: int, first: int, *tensors: Tensor | Piece) -> None:
-        """Run a kernel for so many of the image-heads, from the first on."""
-        if (name, heads) not in self.launchers:
-            self.launchers[name, heads] = self._launcher(name, heads)
-        self.launchers[name, heads](tensors, (first,))
+    @functools.cached_property
+    def program(self) -> Program:
+        """All kernels of the call, which are compiled when it first runs."""
+        launchers = {heads: [self._launcher(name, heads) for name in self.kernels] for _, heads in self.chunks()}
+        steps = ((launcher, (first,)) for first, heads in self.chunks() for launcher in launchers[heads])
+        names = "queries", "keys", "values", "grads", "grad_logits"
+        sizes = self.operand_sizes + self.gradient_sizes if self.backward else self.operand_sizes
+        scratch = {name: self.heads_at_a_time * size for name, size in zip(names, sizes, strict=False)}
+        return Program(steps, scratch, self.itemsize)
+
+    @property
+    def kernels(self) -> list[str]:
+        """Their names, in the order in which they count on each other."""
+        if not self.backward:
+            return ["pack", "attend_forward"]
+        last = ["relative_backward"] if self.length else []
+        return ["pack", "attend_backward_queries", "attend_backward_keys", *last]
 
     def _launcher(self, name: str, heads: int) -> Launcher:
         from . import triton_kernels
@@ -199,13 +218,6 @@ def launches_overlap() -> bool:
 
 
 plan_for = functools.lru_cache(maxsize=1024)(Plan)
-
-
-def tables_of(qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None) -> tuple[tuple[Tensor, Tensor], int]:
-    """The tables as the kernels take them, and their dimensions; without tables any tensor stands for them."""
-    if rel_h is None or rel_w is None:
-        return (qkv, qkv), 0
-    return (rel_h.contiguous(), rel_w.to(rel_h.dtype).contiguous()), rel_h.dim()
 
 
 def heads_at_a_time(heads: int, most: int, programs: int, beside: int) -> int:

@@ -6,14 +6,13 @@ for each other, of as many images at a time as fit SCRATCH.
 
 import functools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
-from .triton_launch import Launcher, Piece, multiprocessors, pieces
-from .triton_plan import SMALL_SCRATCH, ceil_div, padded, power_of_two, tables_of
+from .triton_launch import Launcher, Program, gpu_at
+from .triton_plan import SMALL_SCRATCH, ceil_div, padded, power_of_two, two_steps
 from .windows import Window
 
 MAX_DEPTH, MAX_WINDOW = 64, 32
@@ -83,25 +82,28 @@ def _span(queries: int, window: int, shared: int) -> int:
 
 
 class WindowPlan:
-    """One kind of call: its sizes, the constants the kernels are specialised by, and the kernels once compiled."""
+    """One kind of call in windows: what triton_plan.Plan is for global attention."""
+
+    is_wide = False
 
     def __init__(
         self,
         shape: tuple[int, int, int],
-        stride: int,
+        strides: tuple[int, ...],
         dtype: torch.dtype,
         table_dimensions: int,
         table_dtype: torch.dtype,  # the kernels are compiled for it
         height: int,
         num_heads: int,
         key_channels: int,
-        window: tuple[int, ...],
         full_precision: bool,
         backward: bool,
-        device: int | None = None,
+        device: int | None,
+        window: tuple[int, ...],
     ) -> None:
         self.batch, self.pixels, channels = shape
         self.height, self.width, self.heads = height, self.pixels // max(1, height), num_heads
+        self.image_heads, self.value_channels = self.batch * num_heads, channels - 2 * key_channels
         depth, value_depth = key_channels // num_heads, (channels - 2 * key_channels) // num_heads
         exact, scale = dtype == torch.float32, math.log2(math.e) / math.sqrt(depth)
         values = max(8, power_of_two(value_depth))
@@ -112,7 +114,7 @@ class WindowPlan:
             lines *= 2
         self.cuts = dict(zip(self.tiles, cuts, strict=True))
         self.constants: dict[str, Any] = {
-            "STRIDE": stride,
+            "STRIDE": strides[1],
             "HEADS": num_heads,
             "D": depth,
             "DV": value_depth,
@@ -146,33 +148,63 @@ class WindowPlan:
         for name, pair in (("WINDOW", self.windows), ("SHARED", self.shared), ("APART", self.apart)):
             self.constants |= {f"{name}_H": pair[0], f"{name}_W": pair[1]}
         key, value, relative = self.constants["D_PAD"], self.constants["V_PAD"], 2 * lines
-        # Of a pixel of a head: keys, values and relative logits; queries and gradients of the output.
-        self.sizes = (key, value, relative, *((key, value) if backward else ()))
-        of_an_image = num_heads * (self.pixels + 1) * sum(self.sizes)
+        # Elements of a pixel of a head; of what the backward alone needs the forward has names.
+        self.sizes = {"keys": key, "values": value, "relative": relative}
+        self.sizes |= {"queries": key, "grads": value} if backward else {}
+        self.backward, self.itemsize = backward, dtype.itemsize
+        of_an_image = num_heads * (self.pixels + 1) * sum(self.sizes.values())
         room = max(SCRATCH * math.prod(shape), SMALL_SCRATCH / dtype.itemsize)
         launches = ceil_div(self.batch, max(1, int(room // max(1, of_an_image))))
         self.images_at_a_time = ceil_div(self.batch, max(1, launches))
+        needs_delta = backward and not self.constants["DELTA"]
+        self.deltas = self.images_at_a_time * num_heads * self.pixels if needs_delta else 0
         owners = num_heads if self.per_head else 1
         blocks = self.images_at_a_time * num_heads * ceil_div(self.pixels, BLOCK)
-        self.splits = max(1, min(ceil_div(4 * multiprocessors(device), owners), blocks // owners))
+        self.splits = max(1, min(ceil_div(4 * gpu_at(device).multiprocessors, owners), blocks // owners))
         self.table_programs = owners * self.splits
-        self.launchers: dict[tuple[str, int], Launcher] = {}
+        self.partial_shape, self.partial_sums = self._partial_sums(depth, table_dimensions)
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """(first, how many) of the image-heads of every launch: whole images."""
         for first in range(0, self.batch, self.images_at_a_time):
             yield first * self.heads, min(self.images_at_a_time, self.batch - first) * self.heads
 
-    def buffers(self, like: Tensor) -> list[Piece]:
-        """Scratch for the images of one launch."""
-        pixels = self.images_at_a_time * self.heads * (self.pixels + 1)
-        return pieces(like, (pixels * size for size in self.sizes))
+    def _partial_sums(self, depth: int, table_dimensions: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+        """The shape of the parts of the tables' gradient, and the dimensions to sum one after the other."""
+        if not table_dimensions:
+            return (0,), ()
+        parts = len(list(self.chunks())) * self.splits
+        first = two_steps(parts) or (parts,)
+        of_tables = (2 * sum(self.windows) - 2, depth)
+        return (*first, *((self.heads,) if self.per_head else ()), *of_tables), (0,) * len(first)
 
-    def launch(self, name: str, heads: int, tensors: list[Tensor | Piece], first: int, *more: int) -> None:
-        """Run a kernel for so many of the image-heads, from the first on; `more` follow the size of the map."""
-        if (name, heads) not in self.launchers:
-            self.launchers[name, heads] = self._launcher(name, heads)
-        self.launchers[name, heads](tensors, (first, self.height, self.width, *more))
+    @functools.cached_property
+    def program(self) -> Program:
+        """All kernels of the call, which are compiled when it first runs."""
+        pixels = self.images_at_a_time * self.heads * (self.pixels + 1)
+        scratch = {name: pixels * size for name, size in self.sizes.items()}
+        if not self.backward:  # `window_pack` has names for these, and does not touch them
+            scratch |= dict.fromkeys(("grad_out", "queries", "grads"), 16)
+        if not self.deltas:
+            scratch["delta"] = 16
+        return Program(self._steps(), scratch, self.itemsize)
+
+    def _steps(self) -> Iterator[tuple[Launcher, tuple[int, ...]]]:
+        launchers: dict[tuple[str, int], Launcher] = {}
+        for chunk, (first, heads) in enumerate(self.chunks()):
+            for name in self.kernels:
+                if (name, heads) not in launchers:
+                    launchers[name, heads] = self._launcher(name, heads)
+                more = (heads, chunk * self.splits, self.splits) if name == "window_backward_tables" else ()
+                yield launchers[name, heads], (first, self.height, self.width, *more)
+
+    @property
+    def kernels(self) -> list[str]:
+        """Their names, in the order in which they count on each other."""
+        if not self.backward:
+            return ["window_pack", "window_forward"]
+        last = ["window_backward_tables"] if self.constants["RELATIVE"] else []
+        return ["window_pack", "window_backward_keys", "window_backward_queries", *last]
 
     def _launcher(self, name: str, heads: int) -> Launcher:
         from . import triton_window_backward, triton_window_kernels
@@ -214,72 +246,3 @@ def why_not(depth: int, value_depth: int, window: Window) -> str | None:
     if max(window.size) > MAX_WINDOW:
         return f"a window of {window.size[0]} x {window.size[1]} is larger than {MAX_WINDOW} x {MAX_WINDOW}"
     return None
-
-
-def prepare(
-    qkv: Tensor,
-    rel_h: Tensor | None,
-    rel_w: Tensor | None,
-    height: int,
-    num_heads: int,
-    key_channels: int,
-    window: Sequence[int],
-    *,
-    backward: bool = False,
-) -> tuple[WindowPlan, Tensor, tuple[Tensor, Tensor]]:
-    """The plan, and qkv [batch, pixels, 2*dk + dv] and the tables as the kernels take them."""
-    batch, pixels, channels = qkv.shape
-    apart = qkv.stride(1)
-    if qkv.stride(2) != 1 or (batch > 1 and qkv.stride(0) != pixels * apart) or pixels * apart >= 2**31:
-        qkv, apart = qkv.contiguous(), channels
-    full = qkv.dtype == torch.float32 and torch.get_float32_matmul_precision() == "highest"
-    tables, dimensions = tables_of(qkv, rel_h, rel_w)
-    sizes = height, num_heads, key_channels, tuple(window)
-    kind = (batch, pixels, channels), apart, qkv.dtype, dimensions, tables[0].dtype, *sizes
-    return plan_windows(*kind, full, backward, qkv.device.index if qkv.is_cuda else None), qkv, tables
-
-
-def forward(plan: WindowPlan, qkv: Tensor, tables: tuple[Tensor, Tensor], out: Tensor, lse: Tensor) -> None:
-    """Fills out [batch, pixels, dv] and lse [batch * heads, 2, pixels]."""
-    keys, values, relative = plan.buffers(qkv)
-    for first, heads in plan.chunks():
-        laid_out = [keys, keys, values, relative, values, lse]  # what the backward alone needs is not touched
-        plan.launch("window_pack", heads, [qkv, *tables, out, lse, out, *laid_out], first)
-        plan.launch("window_forward", heads, [qkv, keys, values, relative, out, lse], first)
-
-
-def backward(
-    plan: WindowPlan,
-    grad_out: Tensor,
-    qkv: Tensor,
-    tables: tuple[Tensor, Tensor],
-    out: Tensor,
-    lse: Tensor,
-    grad_qkv: Tensor,
-    grad_tables: Tensor,
-) -> None:
-    """Fills grad_qkv and grad_tables [..., 2*rows - 1 + 2*columns - 1, depth] in float32."""
-    keys, values, relative, queries, grads = plan.buffers(qkv)
-    delta = lse.new_empty(plan.images_at_a_time * plan.heads * plan.pixels)
-    parts = []
-    for first, heads in plan.chunks():
-        laid_out = [queries, keys, values, relative, grads, delta]
-        plan.launch("window_pack", heads, [qkv, *tables, out, lse, grad_out, *laid_out], first)
-        tensors = [queries, keys, values, relative, lse, grads, delta, grad_qkv]
-        plan.launch("window_backward_keys", heads, tensors, first)
-        plan.launch("window_backward_queries", heads, tensors, first)
-        if plan.constants["RELATIVE"]:
-            part = lse.new_empty((plan.table_programs, 2, plan.constants["OFFSETS"], plan.constants["D_PAD"]))
-            tensors = [qkv, *tables, relative, grad_qkv, part]
-            plan.launch("window_backward_tables", heads, tensors, first, heads, plan.splits)
-            parts.append(part)
-    if plan.constants["RELATIVE"]:
-        _sum_tables(plan, parts, grad_tables)
-
-
-def _sum_tables(plan: WindowPlan, parts: list[Tensor], grad_tables: Tensor) -> None:
-    owners = plan.heads if plan.per_head else 1
-    total = torch.stack([part.unflatten(0, (owners, plan.splits)).sum(1) for part in parts]).sum(0)
-    rows, columns = (2 * window - 1 for window in plan.windows)
-    grad = torch.cat([total[:, 0, :rows], total[:, 1, :columns]], 1)[..., : plan.constants["D"]]
-    grad_tables.copy_(grad if plan.per_head else grad[0])

@@ -182,7 +182,7 @@ def window_backward_keys(
 
 @triton.jit
 def gradients_by_offset(
-    grad_relative, pixel, exists, line, side, WINDOW: tl.constexpr, SHARED: tl.constexpr, APART: tl.constexpr,
+    relative, pixel, exists, line, side, WINDOW: tl.constexpr, SHARED: tl.constexpr, APART: tl.constexpr,
     LINES: tl.constexpr, OFFSETS: tl.constexpr,
 ):  # fmt: skip
     """[pixels, OFFSETS]: the gradients of relative logits, by the offset of the table."""
@@ -192,23 +192,25 @@ def gradients_by_offset(
     seen_line = query[:, None] + tl.arange(0, OFFSETS)[None, :] - (WINDOW - 1)
     place = seen_line - first[:, None]
     seen = exists[:, None] & (place >= 0) & (place < WINDOW) & (seen_line < length[:, None])
-    at = grad_relative + (pixel * (2 * LINES))[:, None] + (seen_line & (LINES - 1))
+    at = relative + (pixel * (2 * LINES))[:, None] + (seen_line & (LINES - 1))
     return tl.load(at, mask=seen, other=0.0)
 
 
-@triton.jit(do_not_specialize=["first_image_head", "height", "width", "image_heads", "splits"])
+@triton.jit(do_not_specialize=["first_image_head", "height", "width", "image_heads", "first_part", "splits"])
 def window_backward_tables(
-    qkv, rel_h, rel_w, grad_relative, grad_qkv, partial, first_image_head, height, width, image_heads, splits,
+    qkv, rel_h, rel_w, relative, grad_qkv, grad_tables, first_image_head, height, width, image_heads, first_part, splits,
     STRIDE: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr,
     LINES: tl.constexpr, OFFSETS: tl.constexpr, TABLES_PER_HEAD: tl.constexpr, LOGIT_SCALE: tl.constexpr,
     EXACT: tl.constexpr, PRECISION: tl.constexpr,
     WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHARED_H: tl.constexpr, SHARED_W: tl.constexpr,
     APART_H: tl.constexpr, APART_W: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradients of relative logits into those of the queries (added to what is there) and of the tables.
+    """The gradients that the queries' kernel has left in the place of relative logits into those of the queries (added
+    to what is there) and of the tables.
 
     One program every splits-th block of BLOCK pixels, of all heads or, where each has tables of its own, of one. It
-    owns its part of the tables' gradients, partial [programs, 2, OFFSETS, D_PAD], so nothing is added by two programs.
+    owns its part of the tables' gradients, grad_tables [parts, (heads,) rows' and columns' offsets, D], so nothing is
+    added by two programs.
     """
     GRAD_W: tl.constexpr = HEADS * (2 * D + DV)
     pixels = height * width
@@ -233,7 +235,7 @@ def window_backward_tables(
         image, head = (local + first_image_head) // HEADS, (local + first_image_head) % HEADS
         pixel = block % blocks * BLOCK + tl.arange(0, BLOCK)
         exists = pixel < pixels
-        of_head = grad_relative + local * (pixels + 1) * (2 * LINES)
+        of_head = relative + local * (pixels + 1) * (2 * LINES)
         q = load_pixels(qkv + image * pixels * STRIDE + head * D, pixel * STRIDE, exists, D, D_PAD)
         by_row = gradients_by_offset(
             of_head, pixel, exists, pixel // width, height, WINDOW_H, SHARED_H, APART_H, LINES, OFFSETS
@@ -248,7 +250,11 @@ def window_backward_tables(
         store_pixels(grad_at, pixel * GRAD_W, exists, grad_q + more * LOGIT_SCALE, D, D_PAD)
         grad_h = add_product(grad_h, tl.trans(by_row), q, PRECISION, EXACT)
         grad_w = add_product(grad_w, tl.trans(by_column), q, PRECISION, EXACT)
-    partial += tl.program_id(0) * (2 * OFFSETS * D_PAD)
-    everything = offset < OFFSETS
-    store_pixels(partial, offset * D_PAD, everything, grad_h * LOGIT_SCALE, D_PAD, D_PAD)
-    store_pixels(partial + OFFSETS * D_PAD, offset * D_PAD, everything, grad_w * LOGIT_SCALE, D_PAD, D_PAD)
+    LENGTH: tl.constexpr = 2 * WINDOW_H + 2 * WINDOW_W - 2
+    part = first_part + split
+    if TABLES_PER_HEAD:
+        part = part * HEADS + own_head
+    grad_tables += part * (LENGTH * D)
+    store_pixels(grad_tables, offset * D, offset < 2 * WINDOW_H - 1, grad_h * LOGIT_SCALE, D, D_PAD)
+    grad_tables += (2 * WINDOW_H - 1) * D
+    store_pixels(grad_tables, offset * D, offset < 2 * WINDOW_W - 1, grad_w * LOGIT_SCALE, D, D_PAD)

@@ -6,6 +6,7 @@ from torch.nn.parameter import is_lazy
 
 from ..attention import attend_2d, attention_maps
 from ..attention.windows import Window
+from .at_once import attend_at_once
 from .geometry import Geometry
 from .lazy import initialize
 from .pointwise import project_in, project_out
@@ -49,7 +50,8 @@ class AttentionBranch(RelativeTables):
         """
         self._check_input(x)
         self.make_tables(*self._as_map(x).shape[-2:])
-        return self._attention_inputs(self.geometry.pool(self._as_map(x))[0])
+        qkv = self._project(self.position.encode(self.geometry.pool(self._as_map(x))[0]))
+        return qkv, *self.fitted_tables(*qkv.shape[1:3])
 
     def attention_maps(self, x: Tensor) -> Tensor:
         """The weight pixel i gives to pixel j: [batch, num_heads, HW (i), HW (j)] at the attention's resolution."""
@@ -89,23 +91,29 @@ class AttentionBranch(RelativeTables):
         """The attention branch: [batch, in_channels, ...] -> [batch, value_channels, ...] of the output's size, or
         [batch, out_channels, ...] with combine="add"."""
         pooled, out_size = self.geometry.pool(self._as_map(x))
-        attended = attend_2d(
-            *self._attention_inputs(pooled),
-            num_heads=self.num_heads,
-            key_channels=self.key_channels,
-            backend=self.backend,
-            window=self.window,
-        )
-        attended = project_out(self.project, attended)
+        encoded, tables = self.position.encode(pooled), self.fitted_tables(*pooled.shape[-2:])
+        attended = None
+        if self.temperature is None and self.window is None:
+            sizes = self.num_heads, self.key_channels
+            attended = attend_at_once(encoded, self.qkv, self.project, *tables, *sizes, self.backend)
+        if attended is None:
+            attended = attend_2d(
+                self._project(encoded),
+                *tables,
+                num_heads=self.num_heads,
+                key_channels=self.key_channels,
+                backend=self.backend,
+                window=self.window,
+            )
+            attended = project_out(self.project, attended)
         if self.downsample:
             attended = resize(attended, out_size)
         return self._from_map(attended)
 
-    def _attention_inputs(self, pooled: Tensor) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        qkv = project_in(self.qkv, self.position.encode(pooled))
-        if self.temperature is not None:
-            qkv = normalize_queries(qkv, self.temperature, self.key_channels)
-        return qkv, *self.fitted_tables(*qkv.shape[1:3])
+    def _project(self, encoded: Tensor) -> Tensor:
+        """qkv [batch, height', width', 2*key_channels + value_channels]."""
+        qkv = project_in(self.qkv, encoded)
+        return qkv if self.temperature is None else normalize_queries(qkv, self.temperature, self.key_channels)
 
     def _table_spec(self) -> TableSpec:
         depth = self.key_channels // self.num_heads

@@ -63,13 +63,14 @@ def likes_more_channels(conv: nn.Module, channels: int) -> TypeGuard[nn.Conv2d]:
 
 
 def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody watches the module's own forward or backward, so that it must be called as it is.
+    """Whether somebody watches the module's own forward or backward, or has put another in the place of its forward, so
+    that it must be called as it is.
 
     torch has no public way to ask: hooks are kept in `_forward_hooks`, `_forward_pre_hooks`, `_backward_hooks` and
     `_backward_pre_hooks`.
     """
     kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return any(getattr(module, kind) for kind in kinds)
+    return "forward" in module.__dict__ or any(getattr(module, kind) for kind in kinds)
 
 
 def _few_more_in_a_tile(there: int, wanted: int) -> bool:
@@ -86,7 +87,7 @@ def convolve_around(conv: nn.Conv2d, x: Tensor, attended: Tensor) -> Tensor:
     if conv.padding_mode != "zeros":
         x, padding = F.pad(x, _sides(conv), mode=conv.padding_mode), 0
     result = F.conv2d(x, weight, bias, conv.stride, padding, conv.dilation, conv.groups)
-    result[:, -slots:] = attended
+    result.narrow(1, conv.out_channels, slots).copy_(attended)
     return result
 
 
@@ -110,7 +111,7 @@ def convolve_without_gradient(conv: nn.Conv2d, x: Tensor, attended: Tensor) -> T
     if bias is not None and conv.bias is not None:
         bias[:channels].copy_(conv.bias)
     result = F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation)
-    result[:, -slots:] = attended
+    result.narrow(1, channels, slots).copy_(attended)
     return result
 
 

@@ -1,26 +1,28 @@
 """Feature maps made smaller by averages and larger by bilinear interpolation, with gradients that compile well."""
 
+import functools
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from ..attention.torch_state import someone_looks_on
 from .tracing import is_exporting
 
 
 def average(x: Tensor, window: tuple[int, int], stride: tuple[int, int]) -> Tensor:
     """F.avg_pool2d of [batch, channels, height, width]; an odd window is centred, and its padding does not count."""
     halving = (window, stride) == ((3, 3), (2, 2)) and torch.is_grad_enabled() and x.requires_grad
-    compiling = torch.compiler.is_compiling() and not is_exporting()  # an export may leave sizes free
-    if halving and compiling and x.shape[2] % 2 == x.shape[3] % 2 == 0:
+    if halving and torch.compiler.is_compiling() and not is_exporting():
         return Halve.apply(x)
     padding = [length // 2 if length % 2 else 0 for length in window]
     return F.avg_pool2d(x, window, stride, padding, count_include_pad=False)
 
 
 class Halve(torch.autograd.Function):
-    """The average over 3 x 3 at every other pixel of a map with even sides.
+    """The average over 3 x 3 at every other pixel. It does not ask whether sides are even: where sizes change, every
+    answer would be compiled anew.
 
     What torch's compiler makes of avg_pool2d's gradient takes 60 to 210 instructions an element on a GPU, most of them
     to find the windows that it was in; this takes 20 to 30, and is fused with what follows.
@@ -28,26 +30,29 @@ class Halve(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
+        ctx.sides = x.shape[2:]
         return F.avg_pool2d(x, 3, 2, 1, count_include_pad=False)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Tensor:
-        batch, channels, height, width = grad.shape
+        (batch, channels, height, width), (rows_in, columns_in) = grad.shape, ctx.sides
         grads = grad.permute(0, 2, 3, 1)  # channels last: so will be what the compiler has to store in between
-        shares = grads * (_share(height, grad)[:, None] * _share(width, grad))[..., None]  # of each pixel of a window
-        # An even pixel was in one window, an odd one also in the next.
+        shares = _share(height, rows_in, grad)[:, None] * _share(width, columns_in, grad)
+        shares = grads * shares[..., None]  # of each pixel of a window
+        # An even pixel was in one window, an odd one also in the next; the last one may not be there.
         odd = torch.arange(2, device=grad.device) == 1
         after = F.pad(shares, (0, 0, 0, 0, 0, 1))[:, 1:, None]
         rows = (shares[:, :, None] + torch.where(odd[:, None, None], after, 0)).reshape(batch, -1, width, channels)
         after = F.pad(rows, (0, 0, 0, 1))[:, :, 1:, None]
         pixels = (rows[:, :, :, None] + torch.where(odd[:, None], after, 0)).reshape(batch, 2 * height, -1, channels)
-        return pixels.to(grad.dtype).permute(0, 3, 1, 2)
+        return pixels[:, :rows_in, :columns_in].to(grad.dtype).permute(0, 3, 1, 2)
 
 
-def _share(windows: int, like: Tensor) -> Tensor:
-    """[windows]: the first one has two pixels within the map, the others three."""
-    first = torch.arange(windows, device=like.device) == 0
-    return torch.where(first, 1 / 2, 1 / 3).to(torch.promote_types(like.dtype, torch.float32))
+def _share(windows: int, length: int, like: Tensor) -> Tensor:
+    """[windows]: one by the pixels of each that are within the map."""
+    window = torch.arange(windows, device=like.device)
+    outside = (window == 0).int() + (2 * window + 1 >= length).int()
+    return (3 - outside).to(torch.promote_types(like.dtype, torch.float32)).reciprocal()
 
 
 def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
@@ -66,6 +71,16 @@ def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
 
 
 def _weights(old: int, new: int, like: Tensor) -> Tensor:
-    """[new, old]: what each new place takes of the old ones."""
-    one_hot = torch.eye(old, dtype=torch.promote_types(like.dtype, torch.float32), device=like.device)
-    return F.interpolate(one_hot[None], size=new, mode="linear", align_corners=False)[0].mT.to(like.dtype)
+    """[new, old]: what each new place takes of the old ones. Kept where nobody traces: they take 20 operations."""
+    if someone_looks_on(like) or (like.is_cuda and torch.cuda.is_current_stream_capturing()):
+        return _make_weights(old, new, like.dtype, like.device)
+    with torch.inference_mode(False):  # else no gradient could be recorded with them
+        return _kept_weights(old, new, like.dtype, like.device)
+
+
+def _make_weights(old: int, new: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    one_hot = torch.eye(old, dtype=torch.promote_types(dtype, torch.float32), device=device)
+    return F.interpolate(one_hot[None], size=new, mode="linear", align_corners=False)[0].mT.to(dtype)
+
+
+_kept_weights = functools.lru_cache(maxsize=64)(_make_weights)

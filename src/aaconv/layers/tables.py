@@ -131,7 +131,7 @@ def fit_table(table: Tensor, length: int) -> Tensor:
         return table
     # Under torch.export the length may be symbolic, and a branch on it would pin it to one side.
     if not is_exporting() and length <= longest:
-        return table[..., longest - length : longest + length - 1, :]
+        return table.narrow(-2, longest - length, 2 * length - 1)
     return _interpolate(table, longest, length)
 
 
