@@ -45,7 +45,9 @@ class Case:
         return qkv, *tables, grad
 
     def run(self, attend, inputs, dtype):
-        return output_and_gradients(functools.partial(attend, window=self.window), inputs, dtype, self.heads, self.depth)
+        return output_and_gradients(
+            functools.partial(attend, window=self.window), inputs, dtype, self.heads, self.depth
+        )
 
 
 def random_case(seed, most=17, largest_window=9):

@@ -254,7 +254,7 @@ def _differentiable_gradients(ctx: Any, grad_out: Tensor) -> tuple[Tensor | None
 
 
 def gradients(
-    grad_out: Tensor, qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, out: Tensor, lse: Tensor, *sizes: int
+    grad_out: Tensor, qkv: Tensor, rel_h: Tensor | None, rel_w: Tensor | None, out: Tensor, lse: Tensor, *sizes: Any
 ) -> tuple[Tensor | None, ...]:
     """Those of all arguments of `forward`, by the kernels."""
     return _of_inputs(rel_h, rel_w, *backward(grad_out, qkv, rel_h, rel_w, out, lse, *sizes))

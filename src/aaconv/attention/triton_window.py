@@ -55,7 +55,7 @@ class Cut(NamedTuple):
     key_columns: int
 
 
-def cut(tile: Tile, lines: int, windows: tuple[int, int], shared: tuple[int, int]) -> Cut | None:
+def cut(tile: Tile, lines: int, windows: tuple[int, ...], shared: tuple[int, ...]) -> Cut | None:
     """The tile of so many queries that looks at the fewest keys. All columns that it looks at are in a step, and no two
     rows or columns that it looks at are so many `lines` apart; None if there is no such tile."""
 
@@ -109,10 +109,12 @@ class WindowPlan:
         values = max(8, power_of_two(value_depth))
         (self.windows, self.shared, self.apart) = window[0:2], window[2:4], window[4:6]
         self.per_head = table_dimensions == 3
-        lines, self.tiles = 16, {name: EXACT_TILE if exact else tile for name, tile in TILES.items()}
-        while not all(cuts := [cut(tile, lines, self.windows, self.shared) for tile in self.tiles.values()]):
+        lines, self.cuts = BLOCK_OF_LINES // 2, dict[str, Cut]()
+        self.tiles = {name: EXACT_TILE if exact else tile for name, tile in TILES.items()}
+        while len(self.cuts) < len(self.tiles):
             lines *= 2
-        self.cuts = dict(zip(self.tiles, cuts, strict=True))
+            cuts = {name: cut(tile, lines, self.windows, self.shared) for name, tile in self.tiles.items()}
+            self.cuts = {name: found for name, found in cuts.items() if found is not None}
         self.constants: dict[str, Any] = {
             "STRIDE": strides[1],
             "HEADS": num_heads,
@@ -219,8 +221,8 @@ class WindowPlan:
         """What a kernel is specialised by, and triton's options."""
         if name not in self.tiles:
             return self.constants | {"num_warps": 2, "num_stages": 1}
-        tile = self.tiles[name]
-        constants = self.constants | dict(zip(("TILE_H", "TILE_W", "KEY_ROWS", "KEY_COLS"), self.cuts[name], strict=True))
+        tile, sides = self.tiles[name], ("TILE_H", "TILE_W", "KEY_ROWS", "KEY_COLS")
+        constants = self.constants | dict(zip(sides, self.cuts[name], strict=True))
         constants |= {"num_warps": tile.warps, "num_stages": tile.stages}
         return constants | ({} if tile.registers is None else {"maxnreg": tile.registers})
 

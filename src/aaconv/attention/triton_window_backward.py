@@ -198,7 +198,8 @@ def gradients_by_offset(
 
 @triton.jit(do_not_specialize=["first_image_head", "height", "width", "image_heads", "first_part", "splits"])
 def window_backward_tables(
-    qkv, rel_h, rel_w, relative, grad_qkv, grad_tables, first_image_head, height, width, image_heads, first_part, splits,
+    qkv, rel_h, rel_w, relative, grad_qkv, grad_tables,
+    first_image_head, height, width, image_heads, first_part, splits,
     STRIDE: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr,
     LINES: tl.constexpr, OFFSETS: tl.constexpr, TABLES_PER_HEAD: tl.constexpr, LOGIT_SCALE: tl.constexpr,
     EXACT: tl.constexpr, PRECISION: tl.constexpr,
