@@ -309,7 +309,16 @@ class _Dispatched(torch.autograd.Function):
         return _of_inputs(rel_h, rel_w, *attend_backward(grad_out, qkv, rel_h, rel_w, out, lse, *ctx.sizes))
 
 
-def _with_gradients(*inputs: Any) -> tuple[Tensor, Tensor]:
+def _with_gradients(
+    qkv: Tensor,
+    rel_h: Tensor | None,
+    rel_w: Tensor | None,
+    height: int,
+    num_heads: int,
+    key_channels: int,
+    window: Sequence[int] = (),  # left out by the dispatcher where it is empty
+) -> tuple[Tensor, Tensor]:
+    inputs = qkv, rel_h, rel_w, height, num_heads, key_channels, window
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs[:3]):
         return _Dispatched.apply(*inputs)
     return attend_forward(*inputs)
