@@ -309,7 +309,8 @@ class _Dispatched(torch.autograd.Function):
         return _of_inputs(rel_h, rel_w, *attend_backward(grad_out, qkv, rel_h, rel_w, out, lse, *ctx.sizes))
 
 
-def _with_gradients(*inputs: Any) -> tuple[Tensor, Tensor]:
+def _with_gradients(*inputs: Any, window: Sequence[int] = ()) -> tuple[Tensor, Tensor]:
+    inputs = inputs if len(inputs) == 7 else (*inputs, window)  # the dispatcher leaves out what is the default
     if torch.is_grad_enabled() and any(tensor is not None and tensor.requires_grad for tensor in inputs[:3]):
         return _Dispatched.apply(*inputs)
     return attend_forward(*inputs)
