@@ -13,6 +13,7 @@ import json
 import os
 import queue
 import re
+import select
 import subprocess
 import sys
 import tempfile
@@ -103,22 +104,34 @@ class Process:
             )
         os.close(commands)
         os.close(reports)
-        self._lines = os.fdopen(self._reports)
+        self._read = b""
 
     def send(self, group: list[str]) -> None:
         with contextlib.suppress(BrokenPipeError):
             os.write(self._commands, (json.dumps(group) + "\n").encode())
 
     def read(self) -> dict | None:
-        """The next report; None when the process has ended."""
-        line = self._lines.readline()
-        return json.loads(line) if line else None
+        """The next report; None when the process has ended, whoever it leaves behind with a pipe still open."""
+        while b"\n" not in self._read:
+            ended = self.process.poll() is not None  # asked before: what it has written is there by then
+            ready, _, _ = select.select([self._reports], [], [], 0.0 if ended else 1.0)
+            more = os.read(self._reports, 2**16) if ready else b""
+            if not more and (ready or ended):
+                return None
+            self._read += more
+        line, _, self._read = self._read.partition(b"\n")
+        return json.loads(line)
 
     def close(self) -> int:
+        """Let it end; the exit status."""
         os.close(self._commands)
-        for _ in self._lines:
-            pass
-        return self.process.wait()
+        try:
+            code = self.process.wait(timeout=60)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            code = self.process.wait()
+        os.close(self._reports)
+        return code
 
 
 class Run:

@@ -130,6 +130,20 @@ def test_a_page_of_an_accelerated_network(tmp_path):
     assert (written.layers, written.error <= TOLERANCE) == (2, True)
 
 
+def test_queries_and_keys_that_do_not_lie_on_one_map_are_named():
+    image = np.zeros((64, 64, 3), dtype=np.uint8)
+    with pytest.raises(ValueError, match=r"queries and keys of halonet26t .* do not lie on one map"):
+        study("halonet26t", [image], size=64)
+
+
+def test_a_size_that_patches_do_not_divide_is_named():
+    loaded = replace(small_network(), model=small_sam(), size=24, source="small_sam")
+    accelerate(loaded.model)
+    image = np.zeros((24, 24, 3), dtype=np.uint8)
+    with pytest.raises(ValueError, match=r"small_sam does not run on images of 26 x 26 pixels: Input height \(26\)"):
+        study(loaded, [image], size=26)
+
+
 def test_a_network_of_timm_by_its_name():
     image = np.random.default_rng(0).integers(0, 256, (64, 64, 3), dtype=np.uint8)
     looked_at = study("botnet26t_256", [image], layers=["stages.3.*"])

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from ..attention.heads import split_heads
 from ..attention.windows import Axis, Window
 from ..layers.aaconv import AAConv2d
+from ..layers.accelerated import Accelerated
 from ..layers.families_2d import OneMap
 from ..models import list_models
 from ..models.family import KINDS
@@ -129,6 +130,11 @@ def attention_layers(model: nn.Module, name: str, patterns: Sequence[str] | None
     """The model's AAConv2d layers and accelerated modules by name, all or those that fit one of the wildcard patterns
     or begin with it."""
     layers = {path: module for path, module in model.named_modules() if has_attention(module)}
+    if not layers and any(isinstance(vars(module).get("forward"), Accelerated) for module in model.modules()):
+        raise ValueError(
+            f"queries and keys of {name} (as of HaloNet and MViTv2) do not lie on one map, which is what a page shows; "
+            f"{_sibling(name)} that do, and so have SAM's encoders and BoTNets"
+        )
     if not layers:
         raise ValueError(
             f"{name} has no AAConv2d layers, so there is no attention to show; {_sibling(name)}, and so has a model "

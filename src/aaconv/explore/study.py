@@ -110,7 +110,7 @@ def _run(
 ) -> tuple[Any, list[Layer], dict[str, Packed]]:
     try:
         return capture(loaded.model, image, chosen)
-    except RuntimeError as error:
+    except (RuntimeError, AssertionError) as error:  # timm asserts what its patches can divide
         sides = " x ".join(map(str, image.shape[-2:]))
         raise ValueError(f"{_model_name(loaded)} does not run on images of {sides} pixels: {error}") from None
 
