@@ -317,3 +317,15 @@ def test_the_environment_chooses_the_backend(value, chosen, monkeypatch):
     again = importlib.util.module_from_spec(attention.__spec__)
     attention.__spec__.loader.exec_module(again)
     assert again.chosen_default() == chosen
+
+
+def test_a_call_that_was_right_lets_no_wrong_one_pass():
+    """Calls are checked once for their kind: one table is not none, and whole numbers are not the others."""
+    qkv, rel_h, rel_w = torch.randn(1, 3, 4, 24), torch.randn(5, 4), torch.randn(7, 4)
+    sizes = {"num_heads": 2, "key_channels": 8}
+    for tables in ((None, None), (rel_h, rel_w)):
+        attend_2d(qkv, *tables, **sizes)
+    with pytest.raises(ValueError, match="both be given or both be None"):
+        attend_2d(qkv, rel_h, None, **sizes)
+    with pytest.raises(ValueError, match="rel_w must be floating-point"):
+        attend_2d(qkv, rel_h, rel_w.long(), **sizes)

@@ -85,8 +85,9 @@ def choose_in_advance(
 ) -> str:
     """The name of the backend for a qkv of that shape and dtype, on the device of `like`, once all is checked. To look
     it up takes a tenth of doing it again."""
-    tables = () if rel_h is None or rel_w is None else (rel_h.shape, rel_w.shape, rel_h.device, rel_w.device)
-    kind = shape, dtype, like.device, tables, num_heads, key_channels, backend, _default_backend
+    rows = None if rel_h is None else (rel_h.shape, rel_h.dtype, rel_h.device)
+    columns = None if rel_w is None else (rel_w.shape, rel_w.dtype, rel_w.device)
+    kind = shape, dtype, like.device, rows, columns, num_heads, key_channels, backend, _default_backend
     chosen = _checked.get(kind)
     if chosen is None:
         qkv = like.new_empty((), dtype=dtype).expand(shape)
