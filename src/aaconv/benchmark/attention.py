@@ -263,10 +263,18 @@ def _window_variant(name: str, inputs: list[Tensor | None], shape: Shape) -> Att
     if name in BACKENDS:
         return functools.partial(attend_2d, window=window, backend=name)
     if name == "compiled":
-        return compile_apart(functools.partial(eager.attend, window=window), fullgraph=True)
+
+        def attend(*tensors: Tensor | None, **sizes: int) -> Tensor:  # a partial has no code for torch 2.11 to compile
+            return eager.attend(*tensors, **sizes, window=window)
+
+        return compile_apart(attend, fullgraph=True)
     if name == "flex":
         blocks = neighbourhood(window, shape.height, shape.width, _given(inputs)[0].device)
-        return compile_apart(functools.partial(flex_attend_windows, window=window, blocks=blocks), fullgraph=True)
+
+        def flex(*tensors: Tensor, **sizes: int) -> Tensor:
+            return flex_attend_windows(*tensors, **sizes, window=window, blocks=blocks)
+
+        return compile_apart(flex, fullgraph=True)
     raise ValueError(f"{name} has no windows")
 
 
