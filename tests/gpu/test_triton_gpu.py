@@ -317,5 +317,4 @@ def test_training_with_either_backend_is_the_same_within_noise():
         return (one[0] - reference[0]).view(-1, 50).mean(1).square().mean().sqrt().item()
 
     assert distance(fused) <= 2 * max(map(distance, nudged))
-    torch.testing.assert_close(fused[0][:50].mean(), reference[0][:50].mean(), atol=0.01, rtol=0)
     assert fused[0][-50:].mean() < 0.7 * fused[0][:50].mean()

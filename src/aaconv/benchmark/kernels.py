@@ -10,8 +10,10 @@ import torch
 from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
-from ..attention.triton_tiles import TILES
 from .measure import Call
+
+OURS = re.compile(r"(attend|relative|window)_\w+|pack|sum_tables")
+"""Names of the kernels of attention."""
 
 KINDS = {
     "pointwise": r"triton_poi",
@@ -45,15 +47,15 @@ def by_kind(events: Iterable[Any], repeats: int) -> dict[str, float]:
 
 
 def kind_of(kernel: str) -> str:
-    if kernel in TILES:
+    if OURS.fullmatch(kernel):
         return kernel
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, kernel)), "other")
 
 
 def describe(times: dict[str, float]) -> str:
     """In one line: the kinds, then what of it is attention."""
-    ours = {kind: ms for kind, ms in times.items() if kind in TILES}
-    others = [f"{kind} {ms:.2f}" for kind, ms in times.items() if kind not in TILES and ms >= 0.005]
+    ours = {kind: ms for kind, ms in times.items() if OURS.fullmatch(kind)}
+    others = [f"{kind} {ms:.2f}" for kind, ms in times.items() if not OURS.fullmatch(kind) and ms >= 0.005]
     if ours:
         parts = ", ".join(f"{kind} {ms:.2f}" for kind, ms in ours.items())
         others.append(f"attention {sum(ours.values()):.2f} ({parts})")
