@@ -167,7 +167,7 @@ def _prepare(
     height: int,
     num_heads: int,
     key_channels: int,
-    window: Sequence[int],
+    window: Sequence[int] = (),
     *,
     backward: bool = False,
 ) -> tuple[Plan | WindowPlan, Tensor, tuple[Tensor, Tensor]]:

@@ -4,6 +4,7 @@ For autograd it is one node instead of seven. The projections are matrix product
 the host half as long to start as convolutions; nothing is copied, and weights get their gradients in their own dtype.
 """
 
+from collections.abc import Callable
 from typing import Any, cast
 
 import torch
@@ -21,8 +22,7 @@ def attend_at_once(
     x: Tensor,
     qkv: nn.Module,
     project: nn.Module,
-    rel_h: Tensor | None,
-    rel_w: Tensor | None,
+    fit_tables: Callable[[], tuple[Tensor | None, Tensor | None]],
     num_heads: int,
     key_channels: int,
     backend: str | None,
@@ -30,9 +30,13 @@ def attend_at_once(
     """project(attend_2d(qkv(x))) of x [batch, channels, height, width], or None where it must be done part by part."""
     if torch.compiler.is_compiling() or not on_gpu(x) or not is_plain(qkv) or not is_plain(project):
         return None
-    tensors = x, qkv.weight, qkv.bias, project.weight, project.bias, rel_h, rel_w
-    if someone_looks_on(*tensors) or not x.is_contiguous(memory_format=torch.channels_last):
+    weights = qkv.weight, qkv.bias, project.weight, project.bias
+    if someone_looks_on(x, *weights) or not x.is_contiguous(memory_format=torch.channels_last):
         return None
+    tensors = x, *weights, *fit_tables()
+    if someone_looks_on(*tensors[-2:]):
+        return None
+    *_, rel_h, rel_w = tensors
     dtype = working_dtype(x, qkv.weight, project.weight)
     if dtype not in HALF:  # float32 convolutions and products differ in what they round
         return None

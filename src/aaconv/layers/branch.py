@@ -1,5 +1,7 @@
 """The attention of an augmented convolution: from the layer's input to what joins the convolution's output."""
 
+import functools
+
 import torch
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
@@ -91,15 +93,16 @@ class AttentionBranch(RelativeTables):
         """The attention branch: [batch, in_channels, ...] -> [batch, value_channels, ...] of the output's size, or
         [batch, out_channels, ...] with combine="add"."""
         pooled, out_size = self.geometry.pool(self._as_map(x))
-        encoded, tables = self.position.encode(pooled), self.fitted_tables(*pooled.shape[-2:])
+        encoded = self.position.encode(pooled)
+        fit_tables = functools.partial(self.fitted_tables, *pooled.shape[-2:])
         attended = None
         if self.temperature is None and self.window is None:
             sizes = self.num_heads, self.key_channels
-            attended = attend_at_once(encoded, self.qkv, self.project, *tables, *sizes, self.backend)
+            attended = attend_at_once(encoded, self.qkv, self.project, fit_tables, *sizes, self.backend)
         if attended is None:
             attended = attend_2d(
                 self._project(encoded),
-                *tables,
+                *fit_tables(),
                 num_heads=self.num_heads,
                 key_channels=self.key_channels,
                 backend=self.backend,
