@@ -45,6 +45,7 @@ def augmented(
         raise ValueError("augmented needs base=NAME, the network that attention is put into, such as base='resnet50'")
     if options.pop("features_only", False):
         raise ValueError("augmented takes no features_only: build the base with it, and augment what comes out")
+    options.pop("pretrained_model_args", None)  # of timm from 1.0.31 on: what a saved network was built with, once more
     whole = pretrained_cfg is not None
     if whole:
         known = resolve_pretrained_cfg(NAME, pretrained_cfg, pretrained_cfg_overlay)
