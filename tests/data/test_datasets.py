@@ -386,7 +386,7 @@ def test_hugging_face_through_timm(tmp_path, monkeypatch):
     assert all(options.pop("cache_dir") == str(tmp_path) for *_, options in calls)
     assert all(
         options in ({}, {"trust_remote_code": False}) for *_, options in calls
-    )  # timm from 1.0.31 on, and before
+    )  # timm 1.0.31, and before
     with pytest.raises(ValueError, match="'label' is not a column of class labels; it has img, fine"):
         open_dataset("hfds/some/set", input_key="img")
 
