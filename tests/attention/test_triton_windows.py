@@ -76,6 +76,15 @@ def test_scratch_in_chunks_changes_nothing(monkeypatch):
 
 
 @interpreted
+@pytest.mark.parametrize("tables", ["shared", "per head", "none"])
+def test_an_empty_batch(tables):
+    case = Case(5, 7, make_window(3), 2, 20, 3, tables, batch=0)
+    out, *grads = case.run(triton_backend.attend, case.inputs(), torch.float32)
+    assert out.shape == (0, 5, 7, 6)
+    assert all(not grad.any() for grad in grads)
+
+
+@interpreted
 def test_any_strides_of_the_projection():
     qkv, *tables, _ = (tensor.float() for tensor in SMALL.inputs())
     options = {"num_heads": 2, "key_channels": 40, "window": SMALL.window}

@@ -157,7 +157,7 @@ class WindowPlan:
         of_an_image = num_heads * (self.pixels + 1) * sum(self.sizes.values())
         room = max(SCRATCH * math.prod(shape), SMALL_SCRATCH / dtype.itemsize)
         launches = ceil_div(self.batch, max(1, int(room // max(1, of_an_image))))
-        self.images_at_a_time = ceil_div(self.batch, max(1, launches))
+        self.images_at_a_time = max(1, ceil_div(self.batch, max(1, launches)))  # of an empty batch too
         needs_delta = backward and not self.constants["DELTA"]
         self.deltas = self.images_at_a_time * num_heads * self.pixels if needs_delta else 0
         owners = num_heads if self.per_head else 1
