@@ -13,6 +13,7 @@ import argparse
 import torch
 
 from aaconv.attention import attend_2d, attend_decomposed
+from aaconv.attention.windows import make_window
 
 PACKED = [  # batch, height, width, heads, depth of keys and of values
     (2, 14, 14, 8, 20, 3),
@@ -29,6 +30,11 @@ GENERAL = [  # batch, heads, queries, height and width of the keys' map, keys be
     (1, 2, 70, 9, 7, 1, 64, 64),
     (1, 1, 9, 2, 70, 3, 48, 128),
     (2, 1, 5, 4, 9, 16, 33, 40),
+]
+WINDOWS = [  # as PACKED, and windows
+    (2, 14, 14, 8, 20, 3, make_window(7)),
+    (1, 17, 9, 2, 33, 8, make_window((8, 5), (4, 1), (1, 2))),
+    (1, 33, 20, 1, 64, 64, make_window((32, 5))),
 ]
 
 
@@ -49,16 +55,20 @@ def main() -> None:
     for shape in GENERAL:
         for dtype in halves:
             run(shape, dtype, general_inputs(shape, dtype, device), attend_decomposed)
+    for *shape, window in WINDOWS:
+        for dtype in dtypes:
+            run(shape, dtype, packed_inputs(shape, dtype, device, window), attend_packed(shape, window))
 
 
-def packed_inputs(shape, dtype, device):
+def packed_inputs(shape, dtype, device, window=None):
     batch, height, width, heads, depth, value_depth = shape
     qkv = torch.randn(batch, height, width, heads * (2 * depth + value_depth), dtype=dtype, device=device)
-    return qkv, *(torch.randn(2 * side - 1, depth, dtype=dtype, device=device) for side in (height, width))
+    sides = (height, width) if window is None else window.size
+    return qkv, *(torch.randn(2 * side - 1, depth, dtype=dtype, device=device) for side in sides)
 
 
-def attend_packed(shape):
-    sizes = {"num_heads": shape[3], "key_channels": shape[3] * shape[4]}
+def attend_packed(shape, window=None):
+    sizes = {"num_heads": shape[3], "key_channels": shape[3] * shape[4], "window": window}
     return lambda *inputs, backend: attend_2d(*inputs, **sizes, backend=backend)
 
 

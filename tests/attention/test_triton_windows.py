@@ -76,6 +76,15 @@ def test_scratch_in_chunks_changes_nothing(monkeypatch):
 
 
 @interpreted
+@pytest.mark.parametrize("tables", ["shared", "per head", "none"])
+def test_an_empty_batch(tables):
+    case = Case(5, 7, make_window(3), 2, 20, 3, tables, batch=0)
+    out, *grads = case.run(triton_backend.attend, case.inputs(), torch.float32)
+    assert out.shape == (0, 5, 7, 6)
+    assert all(not grad.any() for grad in grads)
+
+
+@interpreted
 def test_any_strides_of_the_projection():
     qkv, *tables, _ = (tensor.float() for tensor in SMALL.inputs())
     options = {"num_heads": 2, "key_channels": 40, "window": SMALL.window}
@@ -155,3 +164,22 @@ def test_a_step_holds_all_columns_that_a_tile_sees(dtype, window, shared):
                 for first in range(0, length, side):
                     last = min(first + side, length) - 1
                     assert axis.start(last, length) + window - axis.start(first, length) <= most
+
+
+@pytest.mark.parametrize("shape", [(1, 2896, 2897, 86), (1, 1024, 2048, 1024)], ids=str)
+def test_a_map_that_int32_does_not_count_is_refused(shape):
+    """Inside an image kernels count in int32, with up to 2 * MOST_LINES relative logits per pixel."""
+    _, height, width, channels = shape
+    reason = triton_window.why_not(shape, 20, 3, SMALL.window)
+    assert reason == f"a map of {height} x {width} with {channels} channels is larger than int32 counts, in windows"
+    assert triton_window.why_not((1000, height, width - 2, channels), 20, 3, SMALL.window) is None
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_no_window_has_more_lines_than_are_counted_with(dtype):
+    largest = triton_window.MAX_WINDOW
+    for window in ((largest, largest), (largest, 1), (1, largest)):
+        for shared in ((1, 1), window, tuple(max(1, side - 1) for side in window)):
+            sizes = 40, 2, 40, True, True, None, (*window, *shared, 1, 1)
+            plan = triton_window.WindowPlan((1, 1600, 86), (0, 86, 1), dtype, 2, dtype, *sizes)
+            assert plan.constants["LINES"] <= triton_window.MOST_LINES

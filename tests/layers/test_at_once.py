@@ -1,8 +1,12 @@
 """The attention branch as one function against its parts, in triton's interpreter: output and every gradient."""
 
+from contextlib import contextmanager, nullcontext
+
 import pytest
 import torch
 from torch import nn
+from torch.nn.modules.module import register_module_forward_hook
+from torch.utils.checkpoint import checkpoint
 
 from aaconv import AAConv2d
 from aaconv.attention import default_backend, triton_backend
@@ -12,6 +16,7 @@ from support.interpreter import run_interpreted
 PARTS = 2
 interpreted = pytest.mark.skipif(not triton_backend.INTERPRETED, reason="runs in the processes that are started here")
 pytestmark = pytest.mark.skipif(not triton_backend.HAS_TRITON, reason="triton is not installed")
+CHANGES = ["hook", "global", "forward", "grouped", "empty", "channels first", "float32", "window", "qk_norm", "eager"]
 FEW = {"num_heads": 2, "key_channels": 40, "value_channels": 6}
 
 
@@ -88,29 +93,35 @@ def test_what_needs_no_gradient_gets_none(calls):
 
 
 @interpreted
-def test_gradients_can_be_differentiated_again(calls):
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_gradients_can_be_differentiated_again(checkpointed, calls):
     torch.manual_seed(0)
     layer = AAConv2d(16, 32, 3, size=2, bias=False, **FEW, attention_bias=True).half()
     x = torch.randn(1, 16, 2, 3).half().to(memory_format=torch.channels_last).requires_grad_()
     second = []
     for backend in ("triton", "eager"):
         with default_backend(backend):
-            (first,) = torch.autograd.grad(layer(x).float().square().sum(), x, create_graph=True)
-        second.append(torch.autograd.grad(first.float().square().sum(), [x, *layer.parameters()], allow_unused=True))
-    assert [result is not None for result in calls] == [True, False]
+            out = checkpoint(layer, x, use_reentrant=False) if checkpointed else layer(x)
+            (first,) = torch.autograd.grad(out.float().square().sum(), x, create_graph=True)
+            leaves = [x, *layer.parameters()]
+            second.append(torch.autograd.grad(first.float().square().sum(), leaves, allow_unused=True))
+    taken = [result is not None for result in calls]
+    assert (taken[0], taken[-1], taken) == (True, False, sorted(taken, reverse=True))
     for ours, theirs in zip(*second, strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0.05, atol=0.05 * theirs.abs().max().item())
 
 
 @interpreted
-@pytest.mark.parametrize("change", ["hook", "forward", "channels first", "float32", "window", "qk_norm", "eager"])
+@pytest.mark.parametrize("change", CHANGES)
 def test_done_part_by_part_where_it_must_be(change, calls):
     options = {"window": {"window": 3}, "qk_norm": {"qk_norm": True, "size": 3}}.get(change, {"size": 3})
     layer = AAConv2d(16, 32, 3, bias=False, **FEW, **options, backend="eager" if change == "eager" else None).half()
-    x = torch.randn(1, 16, 3, 3).half()
+    x = torch.randn(0 if change == "empty" else 1, 16, 3, 3).half()
     seen = []
     if change == "hook":
         layer.qkv.register_forward_hook(lambda *_: seen.append("hook"))
+    if change == "grouped":
+        layer.project = nn.Conv2d(6, 6, 1, groups=2, bias=False).half()
     if change == "forward":
         forward = layer.project.forward
         layer.project.forward = lambda x: seen.append("forward") or forward(x)
@@ -118,7 +129,15 @@ def test_done_part_by_part_where_it_must_be(change, calls):
         x = x.to(memory_format=torch.channels_last)
     if change == "float32":
         layer, x = layer.float(), x.float()
-    with torch.no_grad():
-        layer(x)
+    with torch.no_grad(), every_module_watched(seen, layer.project) if change == "global" else nullcontext():
+        assert layer(x).shape == (len(x), 32, 3, 3)
     assert not any(result is not None for result in calls)
-    assert seen == ([change] if change in ("hook", "forward") else [])
+    assert seen == ([change] if change in ("hook", "global", "forward") else [])
+
+
+@contextmanager
+def every_module_watched(seen, module):
+    """Notes in `seen` that a hook of all modules was called for this one."""
+    handle = register_module_forward_hook(lambda called, *_: seen.append("global") if called is module else None)
+    yield
+    handle.remove()

@@ -44,6 +44,15 @@ def test_the_weights_are_kept_and_can_be_trained_through_after_inference_mode():
     assert not pooling._weights(3, 6, x).is_inference()
 
 
+def test_every_stream_has_weights_of_its_own(monkeypatch):
+    pooling._kept_weights.cache_clear()
+    x, found = torch.randn(1, 2, 3, 5), []
+    for stream in ("one", "other", "one"):
+        monkeypatch.setattr(pooling, "_stream", lambda like, stream=stream: stream)
+        found.append(pooling._weights(3, 6, x))
+    assert found[0] is found[2] is not found[1]
+
+
 @pytest.mark.slow
 def test_no_atomic_addition_in_the_compiled_gradient():
     from torch._inductor.utils import run_and_get_code

@@ -36,6 +36,11 @@ def is_forward_mode() -> bool:
     return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
 
 
+def modules_are_watched() -> bool:
+    """Whether there are hooks for every module (torch.nn.modules.module.register_module_forward_hook and the like)."""
+    return torch.nn.modules.module._has_any_global_hook()
+
+
 _PLAIN = (Tensor, torch.nn.Parameter)
 
 

@@ -44,7 +44,7 @@ def why_not(
         return f"dtype {qkv.dtype} is not one of bfloat16, float16, float32"
     key_depth, value_depth = key_channels // num_heads, qkv.shape[3] // num_heads - 2 * key_channels // num_heads
     if window is not None:
-        return triton_window.why_not(key_depth, value_depth, window)
+        return triton_window.why_not(qkv.shape, key_depth, value_depth, window)
     depth = max(key_depth, value_depth)
     if depth > MAX_DEPTH:
         return f"a head of {depth} channels is larger than {MAX_DEPTH}"

@@ -23,6 +23,8 @@ BLOCK = 64
 """Pixels of a program that goes over them one by one."""
 BLOCK_OF_LINES = 16
 """Rows, or columns, whose relative logits the keys' kernel reads at once: no tile may have more."""
+MOST_LINES = 128
+"""Rows, or columns, for which a pixel has a relative logit: of windows up to MAX_WINDOW."""
 
 
 class Tile(NamedTuple):
@@ -157,7 +159,7 @@ class WindowPlan:
         of_an_image = num_heads * (self.pixels + 1) * sum(self.sizes.values())
         room = max(SCRATCH * math.prod(shape), SMALL_SCRATCH / dtype.itemsize)
         launches = ceil_div(self.batch, max(1, int(room // max(1, of_an_image))))
-        self.images_at_a_time = ceil_div(self.batch, max(1, launches))
+        self.images_at_a_time = max(1, ceil_div(self.batch, max(1, launches)))  # of an empty batch too
         needs_delta = backward and not self.constants["DELTA"]
         self.deltas = self.images_at_a_time * num_heads * self.pixels if needs_delta else 0
         owners = num_heads if self.per_head else 1
@@ -241,10 +243,14 @@ class WindowPlan:
 plan_windows = functools.lru_cache(maxsize=1024)(WindowPlan)
 
 
-def why_not(depth: int, value_depth: int, window: Window) -> str | None:
-    """None if the kernels can take heads and windows of these sizes, else the reason."""
+def why_not(shape: tuple[int, ...], depth: int, value_depth: int, window: Window) -> str | None:
+    """None if the kernels can take a qkv of this shape, and heads and windows of these sizes, else the reason."""
+    _, height, width, channels = shape
     if max(depth, value_depth) > MAX_DEPTH:
         return f"a head of {max(depth, value_depth)} channels is larger than {MAX_DEPTH}, in windows"
     if max(window.size) > MAX_WINDOW:
         return f"a window of {window.size[0]} x {window.size[1]} is larger than {MAX_WINDOW} x {MAX_WINDOW}"
+    # Not asked of symbols: torch.export would take it for a bound.
+    if isinstance(height * width, int) and height * width * max(channels, 2 * MOST_LINES) >= 2**31:
+        return f"a map of {height} x {width} with {channels} channels is larger than int32 counts, in windows"
     return None

@@ -5,6 +5,7 @@ import triton.language as tl
 
 from .triton_kernels import LN2, add_product
 from .triton_pack import find_head, load_pixels, store_pixels
+from .triton_window import BLOCK_OF_LINES as LINES_AT_ONCE
 from .triton_window_kernels import (
     find_tile,
     first_seen,
@@ -17,8 +18,8 @@ from .triton_window_kernels import (
     tile_pixels,
 )
 
-BLOCK_OF_LINES = tl.constexpr(16)
-"""Lines whose relative logits the keys' kernel reads for a query: the depth of a product."""
+BLOCK_OF_LINES = tl.constexpr(LINES_AT_ONCE)
+"""Also the depth of a product."""
 
 
 @triton.jit

@@ -264,14 +264,14 @@ def _window_variant(name: str, inputs: list[Tensor | None], shape: Shape) -> Att
         return functools.partial(attend_2d, window=window, backend=name)
     if name == "compiled":
 
-        def attend(*tensors: Tensor | None, **sizes: int) -> Tensor:  # a partial has no code for torch 2.11 to compile
+        def attend(*tensors: Any, **sizes: Any) -> Tensor:  # a partial has no code for torch 2.11 to compile
             return eager.attend(*tensors, **sizes, window=window)
 
         return compile_apart(attend, fullgraph=True)
     if name == "flex":
         blocks = neighbourhood(window, shape.height, shape.width, _given(inputs)[0].device)
 
-        def flex(*tensors: Tensor, **sizes: int) -> Tensor:
+        def flex(*tensors: Any, **sizes: Any) -> Tensor:
             return flex_attend_windows(*tensors, **sizes, window=window, blocks=blocks)
 
         return compile_apart(flex, fullgraph=True)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from ..attention import choose_in_advance, eager, triton_backend
-from ..attention.torch_state import someone_looks_on
+from ..attention.torch_state import modules_are_watched, someone_looks_on
 from .pointwise import is_plain
 
 HALF = (torch.bfloat16, torch.float16)
@@ -28,7 +28,9 @@ def attend_at_once(
     backend: str | None,
 ) -> Tensor | None:
     """project(attend_2d(qkv(x))) of x [batch, channels, height, width], or None where it must be done part by part."""
-    if torch.compiler.is_compiling() or not on_gpu(x) or not is_plain(qkv) or not is_plain(project):
+    if torch.compiler.is_compiling() or not on_gpu(x) or not x.shape[0] or modules_are_watched():
+        return None
+    if not is_plain(qkv) or not is_plain(project):
         return None
     weights = qkv.weight, qkv.bias, project.weight, project.bias
     if someone_looks_on(x, *weights) or not x.is_contiguous(memory_format=torch.channels_last):
@@ -92,11 +94,10 @@ class _AtOnce(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
-        wanted = ctx.needs_input_grad
-        x, qkv_weight, qkv_bias, weight, bias, rel_h, rel_w, *saved = ctx.saved_tensors
+        wanted, tensors = ctx.needs_input_grad, ctx.saved_tensors  # once: checkpointing gives them no second time
         if torch.is_grad_enabled():  # create_graph=True
-            return _differentiable_gradients(ctx, grad)
-        pixels, qkv_matrix, matrix, qkv, out, lse = saved
+            return _differentiable_gradients(ctx, tensors[:7], grad)
+        x, qkv_weight, qkv_bias, weight, bias, rel_h, rel_w, pixels, qkv_matrix, matrix, qkv, out, lse = tensors
         grad = _by_pixel(grad)  # channels of a larger map, mostly: a product takes them as they are
         grads: list[Tensor | None] = [None] * len(wanted)
         if wanted[3]:
@@ -118,9 +119,9 @@ class _AtOnce(torch.autograd.Function):
         return tuple(grads)
 
 
-def _differentiable_gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+def _differentiable_gradients(ctx: Any, tensors: tuple[Tensor, ...], grad: Tensor) -> tuple[Tensor | None, ...]:
     """Gradients that can be differentiated again, through the reference: the kernels have no second derivative."""
-    x, qkv_weight, qkv_bias, weight, bias, rel_h, rel_w, *_ = tensors = ctx.saved_tensors[:7]
+    x, qkv_weight, qkv_bias, weight, bias, rel_h, rel_w = tensors
     pixels, sizes = _by_pixel(x.to(ctx.dtype)), {"num_heads": ctx.num_heads, "key_channels": ctx.key_channels}
     qkv = _linear(pixels, _matrix(qkv_weight, ctx.dtype), qkv_bias).view(len(x), *x.shape[2:], -1)
     out = eager.attend(qkv, rel_h, rel_w, **sizes).flatten(0, 2)

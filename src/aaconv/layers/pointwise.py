@@ -29,8 +29,10 @@ def project_out(conv: nn.Module, x: Tensor) -> Tensor:
 
 
 def is_plain(conv: nn.Module) -> TypeGuard[nn.Conv2d]:
-    """Whether it does nothing but convolve: nobody has put another module in its place, or watches it."""
-    return type(conv) is nn.Conv2d and not has_hooks(conv)
+    """Whether it is a product of matrices and no more: nobody has put another module in its place, or watches it."""
+    if type(conv) is not nn.Conv2d or has_hooks(conv):
+        return False
+    return (conv.kernel_size, conv.stride, conv.padding, conv.groups) == ((1, 1), (1, 1), (0, 0), 1)
 
 
 def compiled_for_gpu(x: Tensor) -> bool:

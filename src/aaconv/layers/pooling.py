@@ -75,7 +75,7 @@ def _weights(old: int, new: int, like: Tensor) -> Tensor:
     if someone_looks_on(like) or (like.is_cuda and torch.cuda.is_current_stream_capturing()):
         return _make_weights(old, new, like.dtype, like.device)
     with torch.inference_mode(False):  # else no gradient could be recorded with them
-        return _kept_weights(old, new, like.dtype, like.device)
+        return _kept_weights(old, new, like.dtype, like.device, _stream(like))
 
 
 def _make_weights(old: int, new: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -83,4 +83,11 @@ def _make_weights(old: int, new: int, dtype: torch.dtype, device: torch.device) 
     return F.interpolate(one_hot[None], size=new, mode="linear", align_corners=False)[0].mT.to(dtype)
 
 
-_kept_weights = functools.lru_cache(maxsize=64)(_make_weights)
+@functools.lru_cache(maxsize=64)
+def _kept_weights(old: int, new: int, dtype: torch.dtype, device: torch.device, stream: Any) -> Tensor:
+    """Those of one stream: another would not wait until they are made, nor keep their memory from being given away."""
+    return _make_weights(old, new, dtype, device)
+
+
+def _stream(like: Tensor) -> Any:
+    return torch.cuda.current_stream(like.device) if like.is_cuda else None
