@@ -165,7 +165,7 @@ def test_a_misspelt_word_suggests_the_nearest(arguments, suggestion, capsys):
         (["models", "nothing_like_this"], "no model fits"),
         (["cost", "aa_resnet50", "--size", "0"], "at least 1"),
         (["cost", "aa_resnet50", "--size", "9" * 30], "1 to 100,000"),
-        (["cost", "mixer_s32_224", "--size", "30"], "does not run on 3 x 30 x 30 images"),
+        (["cost", "levit_128s", "--size", "30"], "does not run on 3 x 30 x 30 images"),
         (["cost", "aa_resnet50.in1k"], "no weights called 'in1k'"),
         (["cost", "aa_resnet50", "--size", "1", "2", "3"], "got 3 numbers"),
         (["plot", "params", "-o", "figure.gif"], "'figure.gif'"),
