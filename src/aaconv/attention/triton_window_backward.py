@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 from .triton_kernels import LN2, add_product
-from .triton_pack import find_head, load_pixels, store_pixels
+from .triton_pack import load_pixels, store_pixels
 from .triton_window import BLOCK_OF_LINES as LINES_AT_ONCE
 from .triton_window_kernels import (
     find_tile,
@@ -13,7 +13,6 @@ from .triton_window_kernels import (
     load_packed,
     load_rows,
     over_columns,
-    programs_of_a_head,
     seen_by_tile,
     tile_pixels,
 )
@@ -52,10 +51,8 @@ def window_backward_queries(
     BLOCK_M: tl.constexpr = TILE_H * TILE_W
     GRAD_W: tl.constexpr = HEADS * (2 * D + DV)
     pixels = height * width
-    programs = programs_of_a_head(height, width, APART_H, APART_W, TILE_H, TILE_W)
-    local_image_head, image_head, image, head = find_head(tl.program_id(0) // programs, first_image_head, HEADS)
-    y0, x0, rows, columns, origin = find_tile(
-        tl.program_id(0) % programs, height, width, APART_H, APART_W, TILE_H, TILE_W
+    local_image_head, image_head, image, head, y0, x0, rows, columns, origin = find_tile(
+        first_image_head, height, width, HEADS, APART_H, APART_W, TILE_H, TILE_W
     )
     y, x, pixel = tile_pixels(y0, x0, rows, columns, origin, width, APART_H, APART_W, TILE_H, TILE_W)
     inside = (y < rows) & (x < columns)
@@ -129,10 +126,8 @@ def window_backward_keys(
     TILE: tl.constexpr = TILE_H * TILE_W
     GRAD_W: tl.constexpr = HEADS * (2 * D + DV)
     pixels = height * width
-    programs = programs_of_a_head(height, width, APART_H, APART_W, TILE_H, TILE_W)
-    local_image_head, image_head, image, head = find_head(tl.program_id(0) // programs, first_image_head, HEADS)
-    y0, x0, rows, columns, origin = find_tile(
-        tl.program_id(0) % programs, height, width, APART_H, APART_W, TILE_H, TILE_W
+    local_image_head, image_head, image, head, y0, x0, rows, columns, origin = find_tile(
+        first_image_head, height, width, HEADS, APART_H, APART_W, TILE_H, TILE_W
     )
     key_y, key_x, key = tile_pixels(y0, x0, rows, columns, origin, width, APART_H, APART_W, TILE_H, TILE_W)
     row_begin = first_to_see(y0, rows, WINDOW_H, SHARED_H)

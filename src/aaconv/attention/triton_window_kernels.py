@@ -39,25 +39,22 @@ def first_seen(query, length, WINDOW: tl.constexpr, SHARED: tl.constexpr):
 
 
 @triton.jit
-def programs_of_a_head(
-    height, width, APART_H: tl.constexpr, APART_W: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr
-):
-    """Tiles of all the maps that a dilation makes of one."""
-    down, across = tl.cdiv(tl.cdiv(height, APART_H), TILE_H), tl.cdiv(tl.cdiv(width, APART_W), TILE_W)
-    return down * across * tl.minimum(APART_H, height) * tl.minimum(APART_W, width)
-
-
-@triton.jit
 def find_tile(
-    number, height, width, APART_H: tl.constexpr, APART_W: tl.constexpr, TILE_H: tl.constexpr, TILE_W: tl.constexpr
-):
-    """Of a tile of an image-head: its first row and column, the sides of the map it is in, and where that begins."""
+    first_image_head, height, width, HEADS: tl.constexpr, APART_H: tl.constexpr, APART_W: tl.constexpr,
+    TILE_H: tl.constexpr, TILE_W: tl.constexpr,
+):  # fmt: skip
+    """The image-head of this program, see find_head, and of its tile the first row and column, the sides of the map it
+    is in, and where that begins. A head has the tiles of all the maps that a dilation makes of one."""
     down, across = tl.cdiv(tl.cdiv(height, APART_H), TILE_H), tl.cdiv(tl.cdiv(width, APART_W), TILE_W)
-    apart, tile = number // (down * across), number % (down * across)
     maps_across = tl.minimum(APART_W, width)  # beyond there would be maps without pixels
+    tiles = down * across * tl.minimum(APART_H, height) * maps_across
+    local_image_head, image_head, image, head = find_head(tl.program_id(0) // tiles, first_image_head, HEADS)
+    number = tl.program_id(0) % tiles
+    apart, tile = number // (down * across), number % (down * across)
     above, left = apart // maps_across, apart % maps_across
     rows, columns = tl.cdiv(height - above, APART_H), tl.cdiv(width - left, APART_W)
-    return tile // across * TILE_H, tile % across * TILE_W, rows, columns, above * width + left
+    y0, x0 = tile // across * TILE_H, tile % across * TILE_W
+    return local_image_head, image_head, image, head, y0, x0, rows, columns, above * width + left
 
 
 @triton.jit
@@ -287,10 +284,8 @@ def window_forward(
     the logarithm of the sum over that, both in base 2. Where nothing is taken off and the sum comes out too large or
     too small, it is done again, online."""
     pixels = height * width
-    programs = programs_of_a_head(height, width, APART_H, APART_W, TILE_H, TILE_W)
-    local_image_head, image_head, image, head = find_head(tl.program_id(0) // programs, first_image_head, HEADS)
-    y0, x0, rows, columns, origin = find_tile(
-        tl.program_id(0) % programs, height, width, APART_H, APART_W, TILE_H, TILE_W
+    local_image_head, image_head, image, head, y0, x0, rows, columns, origin = find_tile(
+        first_image_head, height, width, HEADS, APART_H, APART_W, TILE_H, TILE_W
     )
     y, x, pixel = tile_pixels(y0, x0, rows, columns, origin, width, APART_H, APART_W, TILE_H, TILE_W)
     inside = (y < rows) & (x < columns)
