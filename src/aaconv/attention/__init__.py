@@ -20,7 +20,7 @@ BACKENDS = {"triton": triton_backend, "sdpa": sdpa, "eager": eager}
 
 _log = logging.getLogger("aaconv")
 _default_backend = os.environ.get("AACONV_BACKEND") or None  # a wrong one is named where it is used, not at the import
-_told: set[str] = set()
+_told: set[tuple[str, str]] = set()
 _checked: dict[tuple, str] = {}
 """Kinds of calls that were found right, with the backend that they take."""
 
@@ -120,7 +120,7 @@ def _attend_windows(
         reason = triton_backend.why_not(qkv, rel_h, rel_w, **sizes, window=window)
         if reason is None:
             return triton_backend.attend(qkv, rel_h, rel_w, **sizes, window=window)
-        _tell_once("triton", reason)
+        _tell_once("triton in windows", reason)
     attend = functools.partial(attend_decomposed, backend=named)
     return windows.attend(qkv, rel_h, rel_w, window, **sizes, attend_decomposed=attend)
 
@@ -257,9 +257,9 @@ def default_backend(name: str | None) -> Iterator[None]:
 
 
 def _tell_once(name: str, reason: str) -> None:
-    if torch.compiler.is_compiling() or reason in _told:
+    if torch.compiler.is_compiling() or (name, reason) in _told:
         return
-    _told.add(reason)
+    _told.add((name, reason))
     _log.info("attention backend %s is passed over: %s", name, reason)
 
 
