@@ -71,7 +71,7 @@ def relative_constants(shape, monkeypatch):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_plan_fits_the_gpu(name, shape, capability, tmp_path):
-    """Of the registers' 1020 bytes a thread, some values may wait in memory: 144 bytes with triton 3.6, fewer with 3.9."""
+    """Of the registers' 1020 bytes a thread, some may wait in memory: 144 with triton 3.6, fewer with 3.9."""
     code = compiled(name, shape, capability)
     assert code.metadata.shared <= GPUS[capability].shared_memory
     assert ("wgmma" in code.asm["ptx"]) == (capability == 90)
