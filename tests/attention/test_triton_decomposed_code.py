@@ -71,13 +71,13 @@ def relative_constants(shape, monkeypatch):
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_plan_fits_the_gpu(name, shape, capability, tmp_path):
-    """Of the registers' 1020 bytes a thread, some may wait in memory: 144 with triton 3.6, fewer with 3.9."""
+    """Of the registers' 1020 bytes a thread, some values may wait in memory."""
     code = compiled(name, shape, capability)
     assert code.metadata.shared <= GPUS[capability].shared_memory
     assert ("wgmma" in code.asm["ptx"]) == (capability == 90)
     assert "cp.async" in code.asm["ptx"]  # tiles are copied ahead: without, the kernel measured here is another one
     if DISASSEMBLER.exists():
-        assert stack_bytes(code.asm["cubin"], tmp_path) <= 144
+        assert stack_bytes(code.asm["cubin"], tmp_path) <= 128
 
 
 @pytest.mark.slow

@@ -34,7 +34,7 @@ random_inputs = functools.partial(fused_laws.random_inputs, device="cuda")
 @pytest.mark.parametrize("dtype", HALVES, ids=str)
 @pytest.mark.parametrize("shape", WIDE_SHAPES, ids=str)
 def test_wide_heads_match_float64(shape, dtype):
-    for tables in ("shared", "per head") if dtype == torch.bfloat16 else ("shared",):  # the others are compiled anew
+    for tables in ("shared", "per head"):
         inputs = random_inputs(*shape, tables)
         fused_laws.assert_as_good_as_eager(inputs, dtype, shape[3], shape[4])
 

@@ -79,9 +79,9 @@ def test_it_learns_as_it_does_without_the_compiler(compiled, plain_course, tmp_p
         assert other["loss"] == (None if one["loss"] is None else pytest.approx(one["loss"], rel=0.1))
 
 
-def test_it_learns_in_bfloat16(tmp_path):
-    changes = {"epochs": 15, "eval_every": 15, "compile": "reduce-overhead", "precision": "bf16"}
-    train(recipe(**changes), tmp_path / "run", device="cuda")
+@COMPILED
+def test_it_learns_in_bfloat16(compiled, tmp_path):
+    train(recipe(epochs=15, eval_every=15, compile=compiled, precision="bf16"), tmp_path / "run", device="cuda")
     first, *_, last = read_metrics(tmp_path / "run")
     assert last["train_loss"] < 0.5 * first["train_loss"]
     assert 0 < last["loss"] < first["train_loss"]

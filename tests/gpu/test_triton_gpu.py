@@ -42,29 +42,18 @@ PAPER_SHAPES = [  # batch, height, width, heads, key depth, value depth
     (1, 12, 12, 2, 128, 128),
 ]
 DTYPES = [torch.bfloat16, torch.float16, torch.float32]
-# Every case compiles five kernels of its own. What the paper's shapes have in common, one shape shows to another dtype.
-SOME_SHAPES = [shape for shape in PAPER_SHAPES if shape[1:] not in {
-    (14, 14, 8, 20, 1), (16, 16, 8, 20, 4), (8, 8, 8, 20, 8), (32, 32, 8, 20, 1), (16, 16, 8, 20, 2), (8, 8, 8, 20, 4),
-    (9, 14, 4, 20, 16), (16, 16, 8, 6, 3), (64, 64, 2, 20, 3), (5, 128, 1, 20, 3),
-}]  # fmt: skip
 
 
 random_inputs = functools.partial(fused_laws.random_inputs, device="cuda")
 
 
-@pytest.mark.parametrize(
-    ("shape", "dtype"),
-    [
-        *((shape, torch.bfloat16) for shape in PAPER_SHAPES),
-        *((shape, dtype) for dtype in DTYPES[1:] for shape in SOME_SHAPES),
-    ],
-    ids=str,
-)
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("shape", PAPER_SHAPES, ids=str)
 def test_paper_shapes_match_float64(shape, dtype):
     assert_as_good_as_eager(random_inputs(*shape), dtype, shape[3], shape[4])
 
 
-@pytest.mark.parametrize("seed", range(20))
+@pytest.mark.parametrize("seed", range(30))
 def test_random_shapes_match_float64(seed):
     pick = random.Random(seed)
     height, width = pick.choice(
@@ -125,9 +114,8 @@ def overlapping(overlap, monkeypatch):
 
 
 @needs_overlap
-@pytest.mark.parametrize(
-    ("side", "tables"), [*((side, "shared") for side in (7, 14, 32, 40, 128)), (14, "none"), (40, "none")]
-)
+@pytest.mark.parametrize("side", [7, 14, 32, 40, 128])
+@pytest.mark.parametrize("tables", ["shared", "none"])
 def test_kernels_that_overlap_give_the_same_bits(side, tables, monkeypatch):
     """In a graph they follow each other without a pause. Who reads too early reads the poison, which is there anew."""
     batch = {7: 128, 14: 64, 32: 16, 40: 8, 128: 1}[side]
@@ -266,8 +254,8 @@ def test_more_than_two_billion_elements():
 
 
 @functools.cache
-def batches():
-    drawing = shapes.draw(64 * 300, seed=1)
+def batches(steps):
+    drawing = shapes.draw(64 * steps, seed=1)
     images = drawing.images.cuda().permute(0, 3, 1, 2).float() / 255 - 0.3
     return list(zip(images.split(64), drawing.labels.cuda().split(64), strict=True))
 
@@ -287,7 +275,7 @@ def course(backend, nudge=None, steps=300):
     start = {name: weight.detach().clone() for name, weight in weights.items()}
     optimizer = torch.optim.SGD(network.parameters(), lr=0.05, momentum=0.9)
     history = []
-    for x, labels in batches()[:steps]:
+    for x, labels in batches(steps):
         with torch.autocast("cuda", torch.bfloat16):
             loss = torch.nn.functional.cross_entropy(network(x), labels)
         optimizer.zero_grad()
@@ -317,7 +305,5 @@ def test_training_with_either_backend_is_the_same_within_noise():
         return (one[0] - reference[0]).view(-1, 50).mean(1).square().mean().sqrt().item()
 
     assert distance(fused) <= 2 * max(map(distance, nudged))
-    nudged += [course("eager", nudge, steps=50) for nudge in range(4, 8)]
-    first = [one[0][:50].mean() - reference[0][:50].mean() for one in (fused, *nudged)]
-    assert abs(first[0]) <= 2 * max(map(abs, first[1:]))
+    torch.testing.assert_close(fused[0][:50].mean(), reference[0][:50].mean(), atol=0.01, rtol=0)
     assert fused[0][-50:].mean() < 0.7 * fused[0][:50].mean()
