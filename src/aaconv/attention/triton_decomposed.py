@@ -84,7 +84,7 @@ def tiles(channels: int, pixels: int, gpu: Gpu) -> dict[str, Tile]:
         of_keys = Tile(32 if small and not wide else 64, 64, 4, 2)
     else:
         of_forward = Tile(64, 64, 4, 2 if wide and gpu.shared_memory < 2**17 else 3)
-        of_queries = Tile(64, 64, 4, 3) if channels <= 80 else Tile(64, 64, 8, 2)
+        of_queries = Tile(64 if channels <= 64 else 32, 64, 4, 3) if channels <= 80 else Tile(64, 64, 8, 2)
         of_keys = Tile(32, 64, 4 if small and not wide else 8, 2)
     return {
         "attend_decomposed_forward": of_forward,
