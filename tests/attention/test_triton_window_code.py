@@ -13,7 +13,7 @@ SHARED_MEMORY = 99 * 1024
 """Bytes that a program may have on cards such as the L4 and the 4090, which have the least."""
 KERNELS = ["window_pack", "window_forward", "window_backward_queries", "window_backward_keys", "window_backward_tables"]
 FLOATS = ("lse", "delta", "grad_tables", "rel_h", "rel_w")
-SIZES = ("first_image_head", "height", "width", "image_heads", "first_part", "splits")
+SIZES = ("first_image_head", "height", "width", "image_heads", "chunk", "splits")
 SHAPES = [(20, 3, 13), (32, 32, 7), (64, 64, 32)]  # depth of keys and of values, window
 
 

@@ -3,6 +3,8 @@
 They run in processes that test_in_the_interpreter starts.
 """
 
+import math
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -66,7 +68,7 @@ def test_scratch_in_chunks_changes_nothing(monkeypatch):
     case = Case(5, 6, make_window(3), 2, 4, 1, batch=3)
     inputs = case.inputs()
     whole = case.run(triton_backend.attend, inputs, torch.float32)
-    monkeypatch.setattr(triton_window, "SCRATCH", 0)
+    monkeypatch.setattr(triton_window, "MEMORY", 0)
     monkeypatch.setattr(triton_window, "SMALL_SCRATCH", 0)
     monkeypatch.setattr(triton_backend, "plan_windows", triton_window.WindowPlan)  # not the one that is remembered
     chunked = case.run(triton_backend.attend, inputs, torch.float32)
@@ -160,7 +162,8 @@ def test_a_step_holds_all_columns_that_a_tile_sees(dtype, window, shared):
     for name, found in plan.cuts.items():
         assert found.tile_rows * found.tile_columns == plan.tiles[name].queries
         for length in (window + 1, 40, 57):
-            for side, most in ((found.tile_columns, found.key_columns), (found.tile_rows, plan.constants["LINES"])):
+            assert found.key_columns <= plan.constants["LINES_W"]
+            for side, most in ((found.tile_columns, found.key_columns), (found.tile_rows, plan.constants["LINES_H"])):
                 for first in range(0, length, side):
                     last = min(first + side, length) - 1
                     assert axis.start(last, length) + window - axis.start(first, length) <= most
@@ -182,4 +185,39 @@ def test_no_window_has_more_lines_than_are_counted_with(dtype):
         for shared in ((1, 1), window, tuple(max(1, side - 1) for side in window)):
             sizes = 40, 2, 40, True, True, None, (*window, *shared, 1, 1)
             plan = triton_window.WindowPlan((1, 1600, 86), (0, 86, 1), dtype, 2, dtype, *sizes)
-            assert plan.constants["LINES"] <= triton_window.MOST_LINES
+            assert max(plan.constants["LINES_H"], plan.constants["LINES_W"]) <= triton_window.MOST_LINES
+
+
+@pytest.mark.parametrize("side", [56, 112])
+@pytest.mark.parametrize("window", [7, 13])
+@pytest.mark.parametrize(("depth", "value_depth"), [(20, 3), (32, 32)])
+def test_a_call_holds_at_most_four_times_its_input(side, window, depth, value_depth):
+    """Forward and backward, the inputs and the gradient of the output included."""
+    qkv = torch.empty(32, side * side, 8 * (2 * depth + value_depth), dtype=torch.bfloat16, device="meta")
+    tables = [torch.empty(2 * window - 1, depth, device="meta") for _ in range(2)]
+    out, lse = triton_backend._empty_forward(qkv, 8, 8 * depth)
+    grads = triton_backend._empty_backward(qkv, *tables)
+    grad_out = torch.empty_like(out)
+    kept = (qkv, *tables, out, lse)
+    for backward, tensors in ((False, kept), (True, (*kept, grad_out, *grads))):
+        sizes = side, 8, 8 * depth, True, backward, None, (window, window, 1, 1, 1, 1)
+        plan = triton_window.WindowPlan(qkv.shape, qkv.stride(), qkv.dtype, 2, torch.float32, *sizes)
+        partial = [plan.partial_shape[dimension:] for dimension in range(len(plan.partial_sums) + 1)] * backward
+        held = sum(tensor.nbytes for tensor in tensors) + sum(4 * math.prod(shape) for shape in partial)
+        held += qkv.itemsize * sum(plan.program.scratch.values()) + 4 * plan.deltas
+        assert held <= 4 * qkv.nbytes
+
+
+@pytest.mark.parametrize(
+    ("depth", "value_depth", "row"), [(20, 3, 32), (20, 7, 32), (16, 11, 32), (40, 3, 48), (20, 8, 0), (8, 1, 0)]
+)
+def test_small_heads_have_keys_and_values_in_one_row(depth, value_depth, row):
+    """Everything has a place of its own in it; heads that do not fit have two."""
+    found = triton_window.layout(depth, value_depth, exact=False)
+    assert found["JOINT"] == bool(row)
+    if row:
+        assert found["KEY"] + found["VALUE"] == found["KEY_STRIDE"] == found["VALUE_STRIDE"] == row
+        assert found["KEY"] <= depth
+        assert found["VALUE_AT"] == depth + 3 - found["KEY"]
+        assert found["VALUE_AT"] + value_depth + 2 <= found["VALUE"]
+    assert not triton_window.layout(depth, value_depth, exact=True)["JOINT"]

@@ -1,7 +1,7 @@
 """Local attention by fused kernels: how a call is cut into programs, and their launches.
 
 Memory is linear in the pixels: the inputs, the output, the log-sum-exp and the gradients, and what the kernels lay out
-for each other, of as many images at a time as fit SCRATCH.
+for each other, of as many images at a time as leave all that a call holds within MEMORY.
 """
 
 import functools
@@ -12,19 +12,23 @@ from typing import Any, NamedTuple
 import torch
 
 from .triton_launch import Launcher, Program, gpu_at
-from .triton_plan import SMALL_SCRATCH, ceil_div, padded, power_of_two, two_steps
+from .triton_plan import ceil_div, padded, power_of_two, two_steps
 from .windows import Window
 
 MAX_DEPTH, MAX_WINDOW = 64, 32
-SCRATCH = 2.0
-"""Most the scratch may hold, in multiples of the input's bytes, where that is more than SMALL_SCRATCH bytes."""
+MEMORY, SMALL_SCRATCH = 3.9, 2**26
+"""Most that a call may hold, in multiples of its input, all inputs, gradients and results included. What they leave is
+the scratch's, or these bytes where that is more."""
 OPTIONS = ("num_warps", "num_stages", "maxnreg")
-BLOCK = 64
-"""Pixels of a program that goes over them one by one."""
 BLOCK_OF_LINES = 16
-"""Rows, or columns, whose relative logits the keys' kernel reads at once: no tile may have more."""
+"""Rows, or columns, whose relative logits the keys' kernel reads at once: no tile may have more. Of half as many it
+reads both at once."""
 MOST_LINES = 128
 """Rows, or columns, for which a pixel has a relative logit: of windows up to MAX_WINDOW."""
+TABLE_PROGRAMS = 8
+"""Programs per multiprocessor that sum the tables' gradients; each has a part of its own."""
+TAIL = 16
+"""Elements that the last channels of a small head's key share with its values."""
 
 
 class Tile(NamedTuple):
@@ -39,12 +43,21 @@ class Tile(NamedTuple):
 
 
 TILES = {
+    "window_forward": Tile(32, 32, 1, 3, 128),
+    "window_backward_queries": Tile(16, 32, 1, 3),
+    "window_backward_keys": Tile(32, 32, 1, 3),
+}
+"""Of small heads, whose keys and values share a row. From a sweep on an H200, of windows of 7 and 13 on 32 maps of
+56 x 56. Tiles of 64 keys with two warps were 6 and 16 % faster, and have not gone through tests/gpu."""
+LARGER_TILES = {
     "window_forward": Tile(32, 32, 1, 3, 168),
     "window_backward_queries": Tile(16, 32, 1, 3),
     "window_backward_keys": Tile(32, 32, 1, 3),
 }
-"""Among the fastest of one short sweep on an H200, of windows of 7 and 13 on maps of 56 x 56, heads of 20/3 and 32/32,
-before the last change of the layout."""
+"""Of all other heads. Among the fastest of one short sweep on an H200, of windows of 7 and 13 on maps of 56 x 56, heads
+of 20/3 and 32/32, before keys and values shared a row."""
+WARPS = {"window_pack": 2, "window_backward_tables": 1}
+"""Of the kernels that have no tiles."""
 EXACT_TILE = Tile(16, 32, 2, 1)
 """Of all kernels in float32."""
 
@@ -58,25 +71,45 @@ class Cut(NamedTuple):
     key_columns: int
 
 
-def cut(tile: Tile, lines: int, windows: tuple[int, ...], shared: tuple[int, ...]) -> Cut | None:
+def cut(tile: Tile, lines: tuple[int, int], windows: tuple[int, ...], shared: tuple[int, ...]) -> Cut | None:
     """The tile of so many queries that looks at the fewest keys. All columns that it looks at are in a step, and no two
     rows or columns that it looks at are so many `lines` apart; None if there is no such tile."""
-
-    def rows_looked_at(found: Cut) -> int:
-        # The first is a multiple of the rows of a step.
-        span = _span(found.tile_rows, windows[0], shared[0]) + found.key_rows - 1
-        return ceil_div(span, found.key_rows) * found.key_rows
-
     found = []
     for columns in (1, 2, 4, 8, 16):
         key_columns = max(8, power_of_two(_span(columns, windows[1], shared[1])))
-        found.append(Cut(tile.queries // columns, columns, max(1, tile.keys // key_columns), key_columns))
-    fitting = (
-        one
-        for one in found
-        if one.key_columns <= lines and rows_looked_at(one) <= lines and 1 <= one.tile_rows <= BLOCK_OF_LINES
-    )
-    return min(fitting, key=lambda one: rows_looked_at(one) * one.key_columns, default=None)
+        one = Cut(tile.queries // columns, columns, max(1, tile.keys // key_columns), key_columns)
+        if not 1 <= one.tile_rows <= BLOCK_OF_LINES or key_columns > lines[1]:
+            continue
+        if _rows_looked_at(one, windows, shared) <= lines[0]:
+            found.append(one)
+    return min(found, key=lambda one: _rows_looked_at(one, windows, shared) * one.key_columns, default=None)
+
+
+def cut_all(
+    tiles: dict[str, Tile], windows: tuple[int, ...], shared: tuple[int, ...]
+) -> tuple[tuple[int, int], dict[str, Cut]]:
+    """The fewest lines, of rows and of columns, for which all kernels have a tile, and the tiles; of equally few lines
+    those whose tiles look at fewer keys."""
+    powers = [BLOCK_OF_LINES << n for n in range((MOST_LINES // BLOCK_OF_LINES).bit_length())]
+    best: tuple[Any, ...] | None = None
+    for lines in sorted(((rows, columns) for rows in powers for columns in powers), key=sum):
+        if best is not None and sum(lines) > best[0][0]:
+            break
+        cuts = {name: cut(tile, lines, windows, shared) for name, tile in tiles.items()}
+        known = {name: one for name, one in cuts.items() if one is not None}
+        if len(known) < len(tiles):
+            continue
+        looked_at = sum(_rows_looked_at(one, windows, shared) * one.key_columns for one in known.values())
+        if best is None or (sum(lines), looked_at) < best[0]:
+            best = (sum(lines), looked_at), lines, known
+    assert best is not None, (tiles, windows, shared)
+    return best[1], best[2]
+
+
+def _rows_looked_at(found: Cut, windows: tuple[int, ...], shared: tuple[int, ...]) -> int:
+    """By a tile whose first row is a multiple of the rows of a step."""
+    span = _span(found.tile_rows, windows[0], shared[0]) + found.key_rows - 1
+    return ceil_div(span, found.key_rows) * found.key_rows
 
 
 def _span(queries: int, window: int, shared: int) -> int:
@@ -109,25 +142,20 @@ class WindowPlan:
         self.image_heads, self.value_channels = self.batch * num_heads, channels - 2 * key_channels
         depth, value_depth = key_channels // num_heads, (channels - 2 * key_channels) // num_heads
         exact, scale = dtype == torch.float32, math.log2(math.e) / math.sqrt(depth)
-        values = max(8, power_of_two(value_depth))
         (self.windows, self.shared, self.apart) = window[0:2], window[2:4], window[4:6]
         self.per_head = table_dimensions == 3
-        lines, self.cuts = BLOCK_OF_LINES // 2, dict[str, Cut]()
-        self.tiles = {name: EXACT_TILE if exact else tile for name, tile in TILES.items()}
-        while len(self.cuts) < len(self.tiles):
-            lines *= 2
-            cuts = {name: cut(tile, lines, self.windows, self.shared) for name, tile in self.tiles.items()}
-            self.cuts = {name: found for name, found in cuts.items() if found is not None}
+        operands = layout(depth, value_depth, exact)
+        tiles = TILES if operands["JOINT"] else LARGER_TILES
+        self.tiles = {name: EXACT_TILE if exact else tile for name, tile in tiles.items()}
+        lines, self.cuts = cut_all(self.tiles, self.windows, self.shared)
         self.constants: dict[str, Any] = {
             "STRIDE": strides[1],
             "HEADS": num_heads,
             "D": depth,
             "DV": value_depth,
             "D_PAD": padded(depth),
-            "V_PAD": max(16, values),
-            "V_OUT": values,
-            "ONES": value_depth < values,
-            "LINES": lines,
+            "LINES_H": lines[0],
+            "LINES_W": lines[1],
             "LINE": min(64, padded(max(self.height, self.width))),
             "OFFSETS": padded(2 * max(self.windows) - 1),
             "RELATIVE": table_dimensions > 0,
@@ -145,49 +173,56 @@ class WindowPlan:
             "BACKWARD": backward,
             # Finite, because products spread it with zeros: far below any logit, within the dtype.
             "OUT": -60000.0 if dtype == torch.float16 else -1e30,
-            # Whether there is room beside keys and values for what is taken off.
-            "LOG_SUM": not exact and depth + 3 <= padded(depth),
-            "DELTA": not exact and value_depth + 2 <= max(16, values),
-            "BLOCK": BLOCK,
+            "ROW_BLOCK": min(64, padded(self.width)),
         }
+        self.constants |= operands
         for name, pair in (("WINDOW", self.windows), ("SHARED", self.shared), ("APART", self.apart)):
             self.constants |= {f"{name}_H": pair[0], f"{name}_W": pair[1]}
-        key, value, relative = self.constants["D_PAD"], self.constants["V_PAD"], 2 * lines
-        # Elements of a pixel of a head; of what the backward alone needs the forward has names.
-        self.sizes = {"keys": key, "values": value, "relative": relative}
-        self.sizes |= {"queries": key, "grads": value} if backward else {}
+        # Elements of a pixel of a head; of what the backward alone needs the forward has names, and joint rows have
+        # names for their second part.
+        keys, values = self.constants["KEY_STRIDE"], 0 if self.constants["JOINT"] else self.constants["VALUE_STRIDE"]
+        self.sizes = {"keys": keys, "values": values, "relative": sum(lines)}
+        self.sizes |= {"queries": keys, "grads": values} if backward else {}
         self.backward, self.itemsize = backward, dtype.itemsize
-        of_an_image = num_heads * (self.pixels + 1) * sum(self.sizes.values())
-        room = max(SCRATCH * math.prod(shape), SMALL_SCRATCH / dtype.itemsize)
-        launches = ceil_div(self.batch, max(1, int(room // max(1, of_an_image))))
-        self.images_at_a_time = max(1, ceil_div(self.batch, max(1, launches)))  # of an empty batch too
+        owners = max(1, self.height) * (num_heads if self.per_head else 1)
+        of_tables = (*((num_heads,) if self.per_head else ()), 2 * sum(self.windows) - 2, depth)
+        self.splits = max(1, TABLE_PROGRAMS * gpu_at(device).multiprocessors // owners)
+        partial = 4 * self.splits * max(1, self.height) * math.prod(of_tables)
+        self.images_at_a_time = self._images_at_a_time(partial if table_dimensions else 0)
+        blocks = self.images_at_a_time * num_heads * ceil_div(self.width, self.constants["ROW_BLOCK"])
+        self.splits = max(1, min(self.splits, blocks // (num_heads if self.per_head else 1)))
+        self.table_programs = owners * self.splits
         needs_delta = backward and not self.constants["DELTA"]
         self.deltas = self.images_at_a_time * num_heads * self.pixels if needs_delta else 0
-        owners = num_heads if self.per_head else 1
-        blocks = self.images_at_a_time * num_heads * ceil_div(self.pixels, BLOCK)
-        self.splits = max(1, min(ceil_div(4 * gpu_at(device).multiprocessors, owners), blocks // owners))
-        self.table_programs = owners * self.splits
-        self.partial_shape, self.partial_sums = self._partial_sums(depth, table_dimensions)
+        parts = self.height * self.splits if self.batch else 0
+        first = two_steps(parts) or (parts,)
+        # The shape of the parts of the tables' gradient, and the dimensions to sum one after the other.
+        self.partial_shape: tuple[int, ...] = (*first, *of_tables) if table_dimensions else (0,)
+        self.partial_sums: tuple[int, ...] = (0,) * len(first) if table_dimensions else ()
+
+    def _images_at_a_time(self, of_tables: int) -> int:
+        """Of equal launches as few as have room for their scratch beside what the call holds, and parts of tables."""
+        of_a_channel = self.batch * self.pixels * self.itemsize
+        of_input = of_a_channel * self.heads * (2 * self.constants["D"] + self.constants["DV"])
+        of_output = of_a_channel * self.value_channels
+        log_sums = 8 * self.image_heads * self.pixels
+        held = 2 * (of_input + of_output) + log_sums + of_tables if self.backward else of_input + of_output + log_sums
+        room = max(MEMORY * of_input - held, SMALL_SCRATCH)
+        of_an_image = self.heads * (self.pixels + 1) * sum(self.sizes.values()) * self.itemsize
+        of_an_image += 0 if self.constants["DELTA"] or not self.backward else 4 * self.heads * self.pixels
+        launches = ceil_div(self.batch, max(1, int(room // max(1, of_an_image))))
+        return max(1, ceil_div(self.batch, max(1, launches)))  # of an empty batch too
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """(first, how many) of the image-heads of every launch: whole images."""
         for first in range(0, self.batch, self.images_at_a_time):
             yield first * self.heads, min(self.images_at_a_time, self.batch - first) * self.heads
 
-    def _partial_sums(self, depth: int, table_dimensions: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shape of the parts of the tables' gradient, and the dimensions to sum one after the other."""
-        if not table_dimensions:
-            return (0,), ()
-        parts = len(list(self.chunks())) * self.splits
-        first = two_steps(parts) or (parts,)
-        of_tables = (2 * sum(self.windows) - 2, depth)
-        return (*first, *((self.heads,) if self.per_head else ()), *of_tables), (0,) * len(first)
-
     @functools.cached_property
     def program(self) -> Program:
         """All kernels of the call, which are compiled when it first runs."""
         pixels = self.images_at_a_time * self.heads * (self.pixels + 1)
-        scratch = {name: pixels * size for name, size in self.sizes.items()}
+        scratch = {name: pixels * size or 16 for name, size in self.sizes.items()}
         if not self.backward:  # `window_pack` has names for these, and does not touch them
             scratch |= dict.fromkeys(("grad_out", "queries", "grads"), 16)
         if not self.deltas:
@@ -200,7 +235,7 @@ class WindowPlan:
             for name in self.kernels:
                 if (name, heads) not in launchers:
                     launchers[name, heads] = self._launcher(name, heads)
-                more = (heads, chunk * self.splits, self.splits) if name == "window_backward_tables" else ()
+                more = (heads, chunk, self.splits) if name == "window_backward_tables" else ()
                 yield launchers[name, heads], (first, self.height, self.width, *more)
 
     @property
@@ -223,7 +258,7 @@ class WindowPlan:
     def launch_constants(self, name: str) -> dict[str, Any]:
         """What a kernel is specialised by, and triton's options."""
         if name not in self.tiles:
-            return self.constants | {"num_warps": 2, "num_stages": 1}
+            return self.constants | {"num_warps": WARPS[name], "num_stages": 1}
         tile, sides = self.tiles[name], ("TILE_H", "TILE_W", "KEY_ROWS", "KEY_COLS")
         constants = self.constants | dict(zip(sides, self.cuts[name], strict=True))
         constants |= {"num_warps": tile.warps, "num_stages": tile.stages}
@@ -234,11 +269,35 @@ class WindowPlan:
             return self.table_programs
         if name == "window_pack":
             line = self.constants["LINE"]
-            return heads * (self.height * ceil_div(self.width, line) + self.width * ceil_div(self.height, line))
+            return heads * max(self.height * ceil_div(self.width, line), self.width * ceil_div(self.height, line))
         programs = heads
         for length, apart, tile in zip((self.height, self.width), self.apart, self.cuts[name][:2], strict=True):
             programs *= min(apart, length) * ceil_div(ceil_div(length, apart), tile)
         return programs
+
+
+def layout(depth: int, value_depth: int, exact: bool) -> dict[str, Any]:
+    """How `window_pack` lays out keys and values, see there."""
+    values = max(8, power_of_two(value_depth))
+    main = 1 << (depth.bit_length() - 1)
+    if not exact and main >= TAIL and depth - main + 3 + value_depth + 2 <= TAIL:
+        sizes = {"KEY": main, "VALUE": TAIL, "V_OUT": TAIL, "KEY_STRIDE": main + TAIL, "VALUE_STRIDE": main + TAIL}
+        sizes |= {"VALUE_AT": depth - main + 3}
+        return sizes | dict.fromkeys(("JOINT", "ONES", "LOG_SUM", "DELTA"), True)
+    key, value = padded(depth), max(16, values)
+    return {
+        "JOINT": False,
+        "KEY": key,
+        "VALUE": value,
+        "V_OUT": values,
+        "KEY_STRIDE": key,
+        "VALUE_STRIDE": value,
+        "VALUE_AT": 0,
+        "ONES": value_depth < values,
+        # Whether there is room beside keys and values for what is taken off.
+        "LOG_SUM": not exact and depth + 3 <= key,
+        "DELTA": not exact and value_depth + 2 <= value,
+    }
 
 
 plan_windows = functools.lru_cache(maxsize=1024)(WindowPlan)
