@@ -75,13 +75,17 @@ def nothing_recorded(tmp_path, monkeypatch):
 @pytest.fixture
 def poisoned_buffers(monkeypatch):
     """What a kernel forgets to write must show."""
-    new_empty = torch.Tensor.new_empty
 
-    def poisoned(tensor, *args, **kwargs):
-        buffer = new_empty(tensor, *args, **kwargs)
-        return buffer.fill_(float("nan")) if type(buffer) is torch.Tensor and buffer.is_floating_point() else buffer
+    def poisoned(new):
+        def make(tensor, *args, **kwargs):
+            buffer = new(tensor, *args, **kwargs)
+            plain = type(buffer) is torch.Tensor and buffer.is_floating_point()
+            return buffer.fill_(float("nan")) if plain else buffer
 
-    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+        return make
+
+    for name in ("new_empty", "new_empty_strided"):
+        monkeypatch.setattr(torch.Tensor, name, poisoned(getattr(torch.Tensor, name)))
 
 
 @pytest.fixture

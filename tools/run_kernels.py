@@ -14,6 +14,7 @@ import torch
 
 from aaconv.attention import attend_2d, attend_decomposed
 from aaconv.attention.windows import make_window
+from aaconv.layers.pooling import average, resize
 
 PACKED = [  # batch, height, width, heads, depth of keys and of values
     (2, 14, 14, 8, 20, 3),
@@ -38,26 +39,41 @@ WINDOWS = [  # as PACKED, and windows
 ]
 
 
+MAPS = [(2, 24, 9, 7), (1, 136, 14, 14)]  # batch, channels, height and width
+FAMILIES = ("packed", "wide", "general", "windows", "maps")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--device", default="cuda", help="cuda; cpu needs TRITON_INTERPRET=1")
     parser.add_argument("--dtypes", nargs="+", default=["bfloat16", "float16", "float32"])
-    device = torch.device((chosen := parser.parse_args()).device)
-    dtypes = [getattr(torch, name) for name in chosen.dtypes]
+    parser.add_argument(
+        "--only", nargs="+", choices=FAMILIES, default=FAMILIES, help="families of kernels; default: all"
+    )
+    chosen = parser.parse_args()
     torch.manual_seed(0)
-    for shape in PACKED:
-        for dtype in dtypes:
-            run(shape, dtype, packed_inputs(shape, dtype, device), attend_packed(shape))
-    halves = [dtype for dtype in dtypes if dtype != torch.float32]
-    for shape in WIDE:
-        for dtype in halves:
-            run(shape, dtype, packed_inputs(shape, dtype, device), attend_packed(shape))
-    for shape in GENERAL:
-        for dtype in halves:
-            run(shape, dtype, general_inputs(shape, dtype, device), attend_decomposed)
-    for *shape, window in WINDOWS:
-        for dtype in dtypes:
-            run(shape, dtype, packed_inputs(shape, dtype, device, window), attend_packed(shape, window))
+    for name in chosen.dtypes:
+        for family in chosen.only:
+            run_family(family, getattr(torch, name), torch.device(chosen.device))
+
+
+def run_family(family, dtype, device) -> None:
+    if family in ("wide", "general") and dtype == torch.float32:
+        return  # float32 is not among what they take
+    if family in ("packed", "wide"):
+        for shape in PACKED if family == "packed" else WIDE:
+            run(shape, packed_inputs(shape, dtype, device), attend_packed(shape))
+    elif family == "general":
+        for shape in GENERAL:
+            run(shape, general_inputs(shape, dtype, device), attend_decomposed)
+    elif family == "windows":
+        for *shape, window in WINDOWS:
+            run(shape, packed_inputs(shape, dtype, device, window), attend_packed(shape, window))
+    else:
+        for shape in MAPS:
+            x = torch.randn(shape, dtype=dtype, device=device).to(memory_format=torch.channels_last)
+            run(shape, [x], lambda x, backend: average(x, (3, 3), (2, 2)))
+            run(shape, [x], lambda x, backend: resize(x, (2 * x.shape[2] + 1, 2 * x.shape[3])))
 
 
 def packed_inputs(shape, dtype, device, window=None):
@@ -79,8 +95,9 @@ def general_inputs(shape, dtype, device):
     return [torch.randn(batch, heads, *size, dtype=dtype, device=device) for size in sizes]
 
 
-def run(shape, dtype, inputs, attend) -> None:
-    """Forward and backward by the kernels, and how far from the reference in float64."""
+def run(shape, inputs, attend) -> None:
+    """Forward and backward by the kernels, and how far from the reference in float64, on the CPU."""
+    dtype = inputs[0].dtype
     found = [tensor.double().cpu() for tensor in output_and_gradients(inputs, attend, "triton")]
     wanted = output_and_gradients([tensor.double().cpu() for tensor in inputs], attend, "eager")
     errors = [((one - other).norm() / (other.norm() + 1e-9)).item() for one, other in zip(found, wanted, strict=True)]
@@ -97,7 +114,7 @@ def output_and_gradients(inputs, attend, backend):
 
 
 def attend_name(inputs) -> str:
-    return "attend_2d" if len(inputs) == 3 else "attend_decomposed"
+    return {1: "map", 3: "attend_2d"}.get(len(inputs), "attend_decomposed")
 
 
 if __name__ == "__main__":

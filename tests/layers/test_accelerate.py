@@ -45,6 +45,29 @@ def test_queries_without_the_norm_that_keys_have():
     assert_accelerates(drawn(module), random(2, 3, 4, 12))
 
 
+class WithWeights(Attention):
+    """As transformers has SAM's: weights come with the output, wanted or not."""
+
+    def forward(self, hidden_states, output_attentions=None):
+        batch, height, width, _ = hidden_states.shape
+        weights = torch.full((batch * self.num_heads, height * width, height * width), 1 / (height * width))
+        return super().forward(hidden_states), weights
+
+
+def test_a_module_that_returns_its_weights_is_computed_by_ours_unless_somebody_watches():
+    module, x = drawn(WithWeights(12, num_heads=3, use_rel_pos=True, input_size=(3, 4))), random(2, 3, 4, 12)
+    assert_accelerates(module, x)
+    report = accelerate(module)
+    assert module(x)[1] is None
+    assert torch.compile(module, fullgraph=True, backend="aot_eager")(x)[1] is None
+    assert module(x, output_attentions=True)[1] is not None
+    handle = module.register_forward_hook(lambda *_: None)
+    assert module(x)[1] is not None
+    handle.remove()
+    assert module(x)[1] is None
+    report.undo()
+
+
 @pytest.mark.parametrize("size", [(1, 1), (3, 5), (6, 4)], ids=str)
 @pytest.mark.parametrize(
     "options",

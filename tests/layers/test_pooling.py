@@ -48,7 +48,7 @@ def test_every_stream_has_weights_of_its_own(monkeypatch):
     pooling._kept_weights.cache_clear()
     x, found = torch.randn(1, 2, 3, 5), []
     for stream in ("one", "other", "one"):
-        monkeypatch.setattr(pooling, "_stream", lambda like, stream=stream: stream)
+        monkeypatch.setattr(pooling, "stream_of", lambda like, stream=stream: stream)
         found.append(pooling._weights(3, 6, x))
     assert found[0] is found[2] is not found[1]
 
@@ -96,6 +96,22 @@ def test_a_halved_map_has_the_gradient_of_torchs_average(size, layout):
     assert torch.autograd.gradgradcheck(Halve.apply, x)
 
 
+@pytest.mark.parametrize(("window", "stride"), [((3, 3), (2, 2)), ((5, 5), (4, 4)), ((3, 1), (2, 1))], ids=str)
+def test_gradients_do_not_go_through_torchs_average_of_channels_last_maps(window, stride, monkeypatch):
+    """Which is wrong on GPUs (torch 2.11): they are pooled in contiguous memory, and come out channels_last."""
+    x = torch.randn(2, 3, 11, 8, dtype=torch.float64).to(memory_format=torch.channels_last).requires_grad_()
+    expected = average(x, window, stride)
+    (grad,) = torch.autograd.grad(expected.square().sum(), x)
+    pooled, real = [], F.avg_pool2d
+    monkeypatch.setattr(pooling, "torchs_gradient_may_be_wrong", lambda x: True)
+    monkeypatch.setattr(F, "avg_pool2d", lambda x, *more, **options: pooled.append(x) or real(x, *more, **options))
+    found = average(x, window, stride)
+    assert [one.is_contiguous() for one in pooled] == [True]
+    assert found.is_contiguous(memory_format=torch.channels_last)
+    assert torch.equal(found, expected)
+    torch.testing.assert_close(torch.autograd.grad(found.square().sum(), x)[0], grad)
+
+
 def test_what_is_not_compiled_is_halved_by_torch():
     x = torch.randn(1, 1, 4, 4, requires_grad=True)
     assert average(x, (3, 3), (2, 2)).grad_fn.name() == "AvgPool2DBackward0"
@@ -126,3 +142,30 @@ def test_the_compiled_gradient_of_a_halved_map_looks_for_no_windows():
     _, code = run_and_get_code(lambda: compiled(x).backward())
     assert len(code) == 2
     assert not any("avg_pool2d_backward" in part for part in code)
+
+
+@pytest.mark.parametrize("wants_gradient", [True, False])
+def test_a_graph_captured_without_gradients_resizes_by_torch(wants_gradient, monkeypatch):
+    """The calls before it have not compiled the kernel for these strides, and nothing can be compiled in a capture."""
+    taken = []
+    monkeypatch.setattr(pooling, "can_resample", lambda x, size: True)
+    monkeypatch.setattr(pooling, "is_captured", lambda x: True)
+    monkeypatch.setattr(pooling, "enlarge", lambda x, size: taken.append(size))
+    x = torch.randn(1, 3, 4, 5, requires_grad=wants_gradient)
+    found = resize(x, (8, 9))
+    assert taken == [(8, 9)] * wants_gradient
+    assert wants_gradient or torch.equal(found, F.interpolate(x, size=(8, 9), mode="bilinear"))
+
+
+@pytest.mark.parametrize("part", [slice(None), slice(0, 4), slice(0, 8, 2), slice(1, 8, 4)], ids=str)
+def test_parts_of_channels_last_maps_are_taken_for_such(part, monkeypatch):
+    """As torch does: where its average comes out channels_last its gradient is the wrong one."""
+    monkeypatch.setattr(torch.Tensor, "is_cuda", True)
+    whole = torch.randn(2, 8, 9, 7)
+    last = whole.to(memory_format=torch.channels_last)
+    for x in (whole[:, part], last[:, part]):
+        pooled = F.avg_pool2d(x, 5, 4, 2, count_include_pad=False)
+        if pooled.stride(1) <= pooled.stride(3):
+            assert pooling.torchs_gradient_may_be_wrong(x)
+    assert pooling.torchs_gradient_may_be_wrong(last[:, part])
+    assert not pooling.torchs_gradient_may_be_wrong(whole[:, part])

@@ -36,6 +36,22 @@ def is_forward_mode() -> bool:
     return not torch.compiler.is_compiling() and torch.autograd.forward_ad._current_level >= 0
 
 
+def is_one_of_many(grad: Tensor) -> bool:
+    """Whether it stands for many gradients (torch.autograd.grad with is_grads_batched), which have no address."""
+    return torch._C._functorch.is_legacy_batchedtensor(grad)
+
+
+def is_captured(x: Tensor) -> bool:
+    """Whether work on this tensor goes into a CUDA graph that is being captured."""
+    return x.is_cuda and torch.cuda.is_current_stream_capturing()
+
+
+def stream_of(x: Tensor) -> int | None:
+    """The CUDA stream that work on this tensor is queued in; None on the CPU. Memory that is kept from call to call
+    belongs to one: another would not wait until it is written, nor keep it from being given away."""
+    return torch._C._cuda_getCurrentRawStream(x.get_device()) if x.is_cuda else None
+
+
 def modules_are_watched() -> bool:
     """Whether there are hooks for every module (torch.nn.modules.module.register_module_forward_hook and the like)."""
     return torch.nn.modules.module._has_any_global_hook()

@@ -31,6 +31,7 @@ from .lazy import make_lazy
 from .position import make_position
 from .projections import INITS, draw_projection, draw_queries
 from .tracing import leaf
+from .without_gradient import concatenate_without_gradient
 
 __all__ = ["AAConv1d", "AAConv2d", "AAConvNd", "attention_channels"]
 
@@ -41,6 +42,7 @@ class AAConvNd(AttentionBranch):
     """What AAConv1d and AAConv2d share: everything but the number of dimensions."""
 
     conv_class: type[nn.Conv1d] | type[nn.Conv2d]
+    is_augmented = True
 
     def __init__(
         self,
@@ -170,7 +172,8 @@ class AAConvNd(AttentionBranch):
     @leaf
     def forward(self, input: Tensor) -> Tensor:
         self._check_input(input)
-        return self._combine(input, self._attend(input))
+        output = concatenate_without_gradient(self, self.out_channels, input)
+        return self._combine(input, self._attend(input)) if output is None else output
 
     def reset_parameters(self) -> None:
         """Draw everything anew, as at construction."""

@@ -1,13 +1,15 @@
 """The convolution beside the attention: with fewer output channels than it was made with, or computed with more."""
 
 import copy
-from typing import Any, TypeGuard, TypeVar
+from typing import TypeGuard, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
+
+from ..attention.torch_state import stream_of
 
 Conv = TypeVar("Conv", bound=nn.Conv1d | nn.Conv2d)
 
@@ -55,22 +57,27 @@ def likes_more_channels(conv: nn.Module, channels: int) -> TypeGuard[nn.Conv2d]:
     """Whether GPUs would do so many output channels as fast as those that it has, or faster."""
     return (
         type(conv) is nn.Conv2d  # not one that makes its weights, such as a parametrized or quantized one
-        and not has_hooks(conv)
+        and not must_be_called(conv)
         and conv.groups == 1
         and channels % ALIGNED == 0
         and (conv.out_channels % ALIGNED != 0 or _few_more_in_a_tile(conv.out_channels, channels))
     )
 
 
+def must_be_called(module: nn.Module) -> bool:
+    """Whether somebody watches the module, or has put another in the place of its forward, so that what it does must
+    not be done without it."""
+    return "forward" in module.__dict__ or has_hooks(module)
+
+
 def has_hooks(module: nn.Module) -> bool:
-    """Whether somebody watches the module's own forward or backward, or has put another in the place of its forward, so
-    that it must be called as it is.
+    """Whether somebody watches the module's own forward or backward.
 
     torch has no public way to ask: hooks are kept in `_forward_hooks`, `_forward_pre_hooks`, `_backward_hooks` and
     `_backward_pre_hooks`.
     """
-    kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
-    return "forward" in module.__dict__ or any(getattr(module, kind) for kind in kinds)
+    own = module.__dict__
+    return any((own["_forward_hooks"], own["_forward_pre_hooks"], own["_backward_hooks"], own["_backward_pre_hooks"]))
 
 
 def _few_more_in_a_tile(there: int, wanted: int) -> bool:
@@ -97,15 +104,13 @@ def convolve_without_gradient(conv: nn.Conv2d, x: Tensor, attended: Tensor) -> T
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     slots, channels = attended.shape[1], conv.out_channels
-    key = (slots, dtype, conv.weight.device, tuple(conv.weight.shape))
+    key = (slots, dtype, conv.weight.device, stream_of(conv.weight), tuple(conv.weight.shape))
     known = _widened.setdefault(conv, {})
     if key not in known:
-        like: dict[str, Any] = {"dtype": dtype, "device": conv.weight.device}
         with torch.inference_mode(False):  # else only that mode could fill them again
-            weight = torch.zeros(channels + slots, *conv.weight.shape[1:], **like)
-            bias = None if conv.bias is None else torch.zeros(channels + slots, **like)
+            bias = None if conv.bias is None else torch.zeros(channels + slots, dtype=dtype, device=conv.weight.device)
             known.clear()
-            known[key] = weight.to(memory_format=torch.channels_last), bias
+            known[key] = make_widened(conv.weight, slots, dtype), bias
     weight, bias = known[key]
     weight[:channels].copy_(conv.weight)
     if bias is not None and conv.bias is not None:
@@ -113,6 +118,12 @@ def convolve_without_gradient(conv: nn.Conv2d, x: Tensor, attended: Tensor) -> T
     result = F.conv2d(x, weight, bias, conv.stride, conv.padding, conv.dilation)
     result.narrow(1, channels, slots).copy_(attended)
     return result
+
+
+def make_widened(weight: Tensor, slots: int, dtype: torch.dtype) -> Tensor:
+    """Zeros for so many more output channels than the weight of a convolution has, channels_last."""
+    shape = (weight.shape[0] + slots, *weight.shape[1:])
+    return torch.zeros(shape, dtype=dtype, device=weight.device).to(memory_format=torch.channels_last)
 
 
 _widened: WeakKeyDictionary[nn.Module, dict[tuple, tuple[Tensor, Tensor | None]]] = WeakKeyDictionary()

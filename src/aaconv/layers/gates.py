@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from .pooling import average
 from .tracing import leaf
 
 __all__ = ["BAM", "CBAM", "GALA", "GATES", "GE", "SE"]
@@ -102,7 +103,7 @@ class GE(nn.Module):
             gathered = _mean_pool(x)
         else:
             e = self.extent
-            gathered = F.avg_pool2d(x, 2 * e - 1, stride=e, padding=e - 1, count_include_pad=False)
+            gathered = average(x, (2 * e - 1, 2 * e - 1), (e, e))
         if gathered.shape[-2:] != (1, 1):
             gathered = F.interpolate(gathered, x.shape[-2:], mode="nearest")
         return x * gathered.sigmoid()

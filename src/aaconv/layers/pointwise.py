@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from .convolution import has_hooks
+from .convolution import must_be_called
 from .tracing import is_exporting
 
 
@@ -30,7 +30,7 @@ def project_out(conv: nn.Module, x: Tensor) -> Tensor:
 
 def is_plain(conv: nn.Module) -> TypeGuard[nn.Conv2d]:
     """Whether it is a product of matrices and no more: nobody has put another module in its place, or watches it."""
-    if type(conv) is not nn.Conv2d or has_hooks(conv):
+    if type(conv) is not nn.Conv2d or must_be_called(conv):
         return False
     return (conv.kernel_size, conv.stride, conv.padding, conv.groups) == ((1, 1), (1, 1), (0, 0), 1)
 

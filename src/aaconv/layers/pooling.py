@@ -7,17 +7,33 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ..attention.torch_state import someone_looks_on
+from ..attention.torch_state import is_captured, someone_looks_on, stream_of
+from .resampling import can_resample, enlarge, enlarge_into, halve
 from .tracing import is_exporting
 
 
 def average(x: Tensor, window: tuple[int, int], stride: tuple[int, int]) -> Tensor:
     """F.avg_pool2d of [batch, channels, height, width]; an odd window is centred, and its padding does not count."""
-    halving = (window, stride) == ((3, 3), (2, 2)) and torch.is_grad_enabled() and x.requires_grad
-    if halving and torch.compiler.is_compiling() and not is_exporting():
-        return Halve.apply(x)
+    if (window, stride) == ((3, 3), (2, 2)):
+        if can_resample(x):
+            return halve(x)
+        wants_gradient = torch.is_grad_enabled() and x.requires_grad
+        if wants_gradient and torch.compiler.is_compiling() and not is_exporting():
+            return Halve.apply(x)
     padding = [length // 2 if length % 2 else 0 for length in window]
+    if any(padding) and torchs_gradient_may_be_wrong(x):
+        ordered = x.clone(memory_format=torch.contiguous_format)
+        pooled = F.avg_pool2d(ordered, window, stride, padding, count_include_pad=False)
+        return pooled.contiguous(memory_format=torch.channels_last)
     return F.avg_pool2d(x, window, stride, padding, count_include_pad=False)
+
+
+def torchs_gradient_may_be_wrong(x: Tensor) -> bool:
+    """Whether the gradient of a padded average of this map may be: not compiled, torch 2.11 gives wrong ones, silently,
+    for maps on a GPU that it takes for channels_last, whole ones or parts of such (its issue 188344). Compiled they are
+    right, but not by compilers that run torch's own gradients (backend="aot_eager"); nothing is done about those."""
+    channels_first = x.stride(1) > x.stride(3)
+    return x.is_cuda and torch.is_grad_enabled() and not channels_first and not torch.compiler.is_compiling()
 
 
 class Halve(torch.autograd.Function):
@@ -58,11 +74,17 @@ def _share(windows: int, length: int, like: Tensor) -> Tensor:
 def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
     """F.interpolate(x, size, mode="bilinear"): [batch, channels, h, w] -> [batch, channels, *size].
 
-    Where a gradient is wanted it is two products instead. The gradient of torch's is scattered by atomic additions,
-    which are slow, most of all compiled, and add up in another order every time. Not in a network that is exported or
-    traced: there the products' shapes would bind a width that was declared free.
+    Where a kernel of resampling.py does not take it and a gradient is wanted, it is two products instead. The gradient
+    of torch's is scattered by atomic additions, which are slow, most of all compiled, and add up in another order every
+    time. Not in a network that is exported or traced: there the products' shapes would bind a width that was declared
+    free.
     """
-    if not (torch.is_grad_enabled() and x.requires_grad) or is_exporting() or torch.jit.is_tracing():
+    wants_gradient = torch.is_grad_enabled() and x.requires_grad
+    # Without gradients the calls before a capture compiled the kernel for the output's strides (resize_into), not for
+    # these, and a graph that is captured can compile nothing.
+    if can_resample(x, size) and (wants_gradient or not is_captured(x)):
+        return enlarge(x, size)
+    if not wants_gradient or is_exporting() or torch.jit.is_tracing():
         return F.interpolate(x, size=size, mode="bilinear", align_corners=False)
     batch, channels, height, width = x.shape
     rows = _weights(height, size[0], x) @ x.permute(0, 2, 3, 1).reshape(batch, height, width * channels)
@@ -70,12 +92,21 @@ def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
     return result.reshape(batch, *size, channels).permute(0, 3, 1, 2)
 
 
+def resize_into(out: Tensor, x: Tensor) -> None:
+    """out = resize(x, ...) without gradients, [batch, channels, height, width], channels of a channels_last map."""
+    size = out.shape[2], out.shape[3]
+    if can_resample(x, size):
+        enlarge_into(out, x)
+    else:
+        out.copy_(resize(x, size))
+
+
 def _weights(old: int, new: int, like: Tensor) -> Tensor:
     """[new, old]: what each new place takes of the old ones. Kept where nobody traces: they take 20 operations."""
-    if someone_looks_on(like) or (like.is_cuda and torch.cuda.is_current_stream_capturing()):
+    if someone_looks_on(like) or is_captured(like):
         return _make_weights(old, new, like.dtype, like.device)
     with torch.inference_mode(False):  # else no gradient could be recorded with them
-        return _kept_weights(old, new, like.dtype, like.device, _stream(like))
+        return _kept_weights(old, new, like.dtype, like.device, stream_of(like))
 
 
 def _make_weights(old: int, new: int, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -84,10 +115,5 @@ def _make_weights(old: int, new: int, dtype: torch.dtype, device: torch.device) 
 
 
 @functools.lru_cache(maxsize=64)
-def _kept_weights(old: int, new: int, dtype: torch.dtype, device: torch.device, stream: Any) -> Tensor:
-    """Those of one stream: another would not wait until they are made, nor keep their memory from being given away."""
+def _kept_weights(old: int, new: int, dtype: torch.dtype, device: torch.device, stream: int | None) -> Tensor:
     return _make_weights(old, new, dtype, device)
-
-
-def _stream(like: Tensor) -> Any:
-    return torch.cuda.current_stream(like.device) if like.is_cuda else None

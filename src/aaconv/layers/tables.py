@@ -86,12 +86,12 @@ class RelativeTables(nn.Module):
 
     def fitted_tables(self, height: int, width: int) -> tuple[Tensor | None, Tensor | None]:
         """(rel_h, rel_w) for a map of height x width, as attend_2d takes them."""
-        if self.rel_w is None:
+        rel_h, rel_w = self.rel_h, self.rel_w
+        if rel_w is None:
             return None, None
         if self.table_spec.of_window:
-            return self._with_rows(self.rel_h, self.rel_w)
-        rel_w = fit_table(self.rel_w, width)
-        return self._with_rows(None if self.rel_h is None else fit_table(self.rel_h, height), rel_w)
+            return self._with_rows(rel_h, rel_w)
+        return self._with_rows(None if rel_h is None else fit_table(rel_h, height), fit_table(rel_w, width))
 
     @staticmethod
     def _with_rows(rel_h: Tensor | None, rel_w: Tensor) -> tuple[Tensor, Tensor]:
