@@ -15,7 +15,7 @@ from .augment_report import Replacement, Report, Size
 from .channels import RatioWarning, resolve_channels
 from .dry_run import copy_without_memory, run, uncompiled
 from .parameters import exclude_from_weight_decay
-from .where import Where, choose
+from .where import Where, choose, put_in
 
 Example = Tensor | int | Sequence[int] | Sequence[Tensor]
 Rule = Mapping[str, Any] | Callable[[str, nn.Conv2d, Size], Any]
@@ -101,13 +101,7 @@ def augment(
             raise ValueError(f"{names[0]}: {error}") from None
         replacements.append(_replacement(names[0], conv, layers[conv], in_size, out_size))
         overrides += [(names[0], override) for override in sizes.overrides]
-    # Only now, so that an error above leaves the model as it was.
-    for conv, names in chosen.items():
-        for name in names:
-            if not name:
-                model = layers[conv]
-            else:
-                model.set_submodule(name, layers[conv])
+    model = put_in(model, chosen, layers)  # only now, so that an error above leaves the model as it was
     _warn(overrides, len(layers))
     by_name = {names[0]: layers[conv] for conv, names in chosen.items()}
     done: dict[str, Any] = {

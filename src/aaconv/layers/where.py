@@ -1,13 +1,11 @@
 """Which convolutions of a network augment takes, and what to take instead of those that it cannot."""
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 
 from torch import nn
-
-from .aaconv import AAConvNd
 
 Where = str | re.Pattern[str] | Iterable[str] | Callable[[str, nn.Conv2d], bool]
 
@@ -58,6 +56,18 @@ def _matcher(where: Where, convs: dict[str, nn.Conv2d]) -> Callable[[str, nn.Con
     return lambda name, conv: name in names
 
 
+def put_in(model: nn.Module, chosen: Mapping[nn.Conv2d, list[str]], layers: Mapping[nn.Conv2d, nn.Module]) -> nn.Module:
+    """The model with a layer in each place of the convolution that it belongs to; a model that is the convolution
+    itself becomes its layer."""
+    for conv, names in chosen.items():
+        for name in names:
+            if not name:
+                model = layers[conv]
+            else:
+                model.set_submodule(name, layers[conv])
+    return model
+
+
 def _hint(where: Where, convs: dict[str, nn.Conv2d]) -> str:
     """For a string that is meant as a regular expression: it is read as a glob."""
     if not isinstance(where, str):
@@ -74,9 +84,10 @@ def _hint(where: Where, convs: dict[str, nn.Conv2d]) -> str:
 
 
 def _inside_augmented(model: nn.Module, name: str) -> bool:
-    """Whether the module is a part of a layer that is augmented already."""
+    """Whether the module is a part of a layer that is augmented already, with attention or what it is compared with."""
     parents = name.split(".")[:-1]
-    return any(isinstance(model.get_submodule(".".join(parents[:i])), AAConvNd) for i in range(len(parents) + 1))
+    above = (model.get_submodule(".".join(parents[:length])) for length in range(len(parents) + 1))
+    return any(getattr(module, "is_augmented", False) is True for module in above)
 
 
 def _check_groups(name: str, conv: nn.Conv2d, convs: dict[str, nn.Conv2d], grouped: bool) -> None:

@@ -13,7 +13,9 @@ import torchvision
 from timm.models import generate_default_cfgs, load_pretrained, register_model, resolve_pretrained_cfg
 from torch import nn
 
-from ..layers.augment import augment
+from ..layers.augment import augment, example_inputs
+from ..layers.comparisons import put_instead
+from ..layers.parameters import exclude_from_weight_decay
 
 NAME = "augmented"
 TORCHVISION = "torchvision/"
@@ -37,6 +39,7 @@ def augmented(
 ) -> nn.Module:
     """`base`, a name of timm's or torchvision/NAME, built with the options and changed by `augment` once for each of
     the augmentations: its keywords, `where` among them. `example` may be left out: it is img_size, or the base's own.
+    With instead="se" or "average" it is what attention is compared with (aaconv.layers.comparisons).
 
     pretrained: with the base's weights; where timm brings a pretrained_cfg, as of local-dir: and hf-hub:, with those
     of the whole augmented network.
@@ -57,7 +60,7 @@ def augmented(
         model = create_base(base, img_size=img_size, **options, **weights)
     vars(model)["augmented_from"] = {"base": base, **options}
     for keywords in augmentations:
-        _augment_once(model, base, keywords, img_size)
+        augment_once(model, base, keywords, img_size)
     if whole and pretrained:
         channels = options.get("in_chans", 3)
         load_pretrained(model, known.to_dict(), options["num_classes"], channels, cache_dir=cache_dir)
@@ -86,7 +89,8 @@ def _has_a_size(name: str) -> bool:
     return known is not None and known.fixed_input_size
 
 
-def _augment_once(model: nn.Module, base: str, keywords: Mapping[str, Any], img_size: int | None) -> None:
+def augment_once(model: nn.Module, base: str, keywords: Mapping[str, Any], img_size: int | None) -> None:
+    """Put into a network, in place, what one of the augmentations says."""
     if not isinstance(keywords, Mapping) or "where" not in keywords:
         raise ValueError(f"augmentations of {base} must be mappings with `where`, got {keywords!r}")
     keywords = dict(keywords)
@@ -94,7 +98,13 @@ def _augment_once(model: nn.Module, base: str, keywords: Mapping[str, Any], img_
     if isinstance(example, Sequence) and isinstance(example[0], Sequence):
         dtype = next(model.parameters()).dtype
         example = tuple(torch.empty(shape, dtype=dtype, device="meta") for shape in example)
-    augment(model, example, **keywords)
+    if "instead" not in keywords:
+        augment(model, example, **keywords)
+        return
+    done = {"example": [list(x.shape) for x in example_inputs(model, example)], **keywords}
+    put_instead(model, keywords.pop("instead"), **keywords)
+    vars(model)["augmentations"] = (*getattr(model, "augmentations", ()), done)
+    exclude_from_weight_decay(model)
 
 
 def _own_example(model: nn.Module) -> Sequence[int] | int:
