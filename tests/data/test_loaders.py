@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 import torch
 from PIL import Image
+from torch.nn.functional import interpolate
 from torchvision.transforms import v2
 
 from aaconv.data import (
@@ -24,6 +25,7 @@ from aaconv.data import (
     open_dataset,
 )
 from aaconv.data.base_loader import mix
+from aaconv.data.policy import Policy
 from aaconv.data.transforms import fill_colour
 from aaconv.data.workers import naming_killed_workers
 
@@ -326,13 +328,30 @@ def test_evaluation_looks_at_the_middle():
     assert white(-2)[:, [0, -1]].lt(150).all(), "its edges are"
 
 
-def test_small_data_sets_stay_on_the_device_unless_resized():
+def test_small_data_sets_stay_on_the_device_unless_they_shrink():
     shapes = open_dataset("shapes", number=64)
     assert isinstance(make_loader(shapes, 8, train=True), DeviceLoader)
     assert isinstance(make_loader(shapes, 8, train=True, size=32), DeviceLoader)
-    resized = make_loader(shapes, 8, train=True, size=40, workers=0)
-    assert isinstance(resized, WorkerLoader)
-    assert next(iter(resized.batches()))[0].shape == (8, 3, 40, 40)
+    smaller = make_loader(shapes, 8, train=True, size=24, workers=0)
+    assert isinstance(smaller, WorkerLoader)
+    assert next(iter(smaller.batches()))[0].shape == (8, 3, 24, 24)
+
+
+@pytest.mark.parametrize("train", [True, False])
+def test_small_data_sets_are_enlarged_after_their_own_augmentation(train):
+    shapes = open_dataset("shapes", number=64)
+    own, larger = (make_loader(shapes, 8, train=train, size=size, seed=3) for size in (None, 80))
+    assert isinstance(larger, DeviceLoader)
+    for (images, labels), (enlarged, again) in zip(own.batches(1), larger.batches(1), strict=True):
+        assert torch.equal(labels, again)
+        assert torch.equal(enlarged, interpolate(images, size=(80, 80), mode="bilinear"))
+
+
+def test_images_that_workers_change_are_enlarged_too():
+    shapes = open_dataset("shapes", number=16)
+    loader = make_loader(shapes, 8, train=True, size=40, workers=0, policy=Policy(auto="rand-m9-mstd0.5"))
+    assert isinstance(loader, WorkerLoader)
+    assert next(iter(loader.batches()))[0].shape == (8, 3, 40, 40)
 
 
 def test_images_of_files_have_224_pixels_unless_told(tmp_path):
@@ -406,14 +425,23 @@ def test_a_killed_worker_is_one_line_with_the_way_out(tmp_path):
     assert re.search(r"^a data worker has died.*\.*\); do this$", printed)
 
 
-def test_both_ways_to_notice_a_dead_worker_are_one_line():
+def test_both_ways_to_notice_a_dead_worker_are_one_line(monkeypatch):
+    def fail_as_torch_does(*_):
+        raise RuntimeError("DataLoader worker (pid 3) is killed by signal: Killed. It may be out of memory.")
+
     told = r"^a data worker has died.*\(DataLoader worker \(pid 3\) is killed by signal: Killed\); do this$"
     with pytest.raises(ChildProcessError, match=told), naming_killed_workers(lambda: "do this"):
-        raise RuntimeError("DataLoader worker (pid 3) is killed by signal: Killed. It may be out of memory.")
+        fail_as_torch_does()
     ours, its = multiprocessing.Pipe()
     its.close()
-    with pytest.raises(ChildProcessError, match=r"\(EOFError\); do this$"), naming_killed_workers(lambda: "do this"):
+    ended = r"\(its pipe has ended\); do this$"
+    with pytest.raises(ChildProcessError, match=ended), naming_killed_workers(lambda: "do this"):
         ours.recv()
+    # The signal comes while the report waits for it: what torch's handler of it says names the worker.
+    monkeypatch.setattr("aaconv.data.workers.time.sleep", fail_as_torch_does)
+    with pytest.raises(ChildProcessError, match=told), naming_killed_workers(lambda: "do this"):
+        ours.recv()
+    monkeypatch.undo()
     with pytest.raises(EOFError, match=r"^of a file$"), naming_killed_workers(lambda: "do this"):
         raise EOFError("of a file")
 

@@ -19,6 +19,22 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
 ]
 COMPILED = pytest.mark.parametrize("compiled", ["default", "reduce-overhead"])
+ADAPTED = {
+    **dict.fromkeys(("lr_backbone", "ema"), 0.5),
+    "decay": "matrices",
+    "normalize": "model",
+    "model": recipes.Model(
+        "augmented_retinanet",
+        {
+            "backbone": "test_efficientnet",
+            "augmentations": [{"where": "blocks.4.0.conv_pw", "combine": "add", "qk_norm": True, "num_heads": 2}],
+            "channels": 64,
+            "head_depth": 2,
+            "anchor_scale": 1.5,
+        },
+    ),
+}
+"""As a detector on a pretrained backbone is trained."""
 
 
 def recipe(**changes):
@@ -38,8 +54,10 @@ def test_losses_are_those_of_the_processor():
 
 
 @COMPILED
-def test_no_step_waits_for_the_gpu(compiled, tmp_path):
-    trainer = Trainer(recipe(compile=compiled, precision="bf16"), tmp_path / "run", World(torch.device("cuda")))
+@pytest.mark.parametrize("changes", [{}, ADAPTED], ids=["demo", "adapted"])
+def test_no_step_waits_for_the_gpu(compiled, changes, tmp_path):
+    chosen = recipe(compile=compiled, precision="bf16", **changes)
+    trainer = Trainer(chosen, tmp_path / "run", World(torch.device("cuda")))
     trainer.train_epoch()
     trainer.finish_epoch()
     learner, loader = trainer.learner, trainer.train_loader

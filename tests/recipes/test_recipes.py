@@ -15,6 +15,7 @@ from aaconv.recipes import Model, Recipe, overrides
 from aaconv.recipes.catalogue import ours
 from aaconv.recipes.overrides import check_optimizer
 from aaconv.recipes.paper import TABLES
+from aaconv.recipes.pretrained import Start, start_from
 from aaconv.recipes.yaml_file import from_yaml, to_yaml
 from aaconv.training.launch import choose
 from aaconv.training.optimize import peak_rate
@@ -26,7 +27,7 @@ SMALL = Recipe("small", "for tests", Model("aa_small"), "shapes", epochs=2, batc
 
 def test_every_experiment_on_images_has_a_recipe():
     """Each row with an accuracy of tables 1 to 4, 6 and 7: the same network with the same options."""
-    there = {(recipe.model.name, tuple(sorted(_structure(recipe).items()))) for recipe in ALL}
+    there = {(recipe.model.name, tuple(sorted(_structure(recipe).items()))) for recipe in OF_THE_PAPER}
     for number in (1, 2, 3, 4, 6, 7):
         for row in TABLES[number].rows:
             assert (row.model, tuple(sorted(row.options.items()))) in there, row.name
@@ -48,11 +49,26 @@ def test_practical_recipes_are_there():
 
 def test_the_recipes_of_windows_differ_in_the_network_alone():
     found = [recipes.get(name) for name in recipes.names("imagenette-windows-*")]
-    assert [recipe.model.name for recipe in found] == ["plain_resnet50", "aa_resnet50", *["aa_window_resnet50"] * 2]
+    networks = ["plain_resnet50", "se_resnet50", "augmented", "aa_resnet50", *["aa_window_resnet50"] * 2]
+    assert [recipe.model.name for recipe in found] == networks
     alike = [replace(recipe, name="", summary="", model=found[0].model) for recipe in found]
     assert all(recipe == alike[0] for recipe in alike)
     assert (alike[0].epochs, alike[0].in_memory, alike[0].compile) == (20, True, "reduce-overhead")
     assert 9_469 // alike[0].batch * 10 == alike[0].checkpoint_every  # in the middle and at the end
+
+
+def test_the_recipes_of_a_pretrained_detector_differ_in_what_is_put_into_it_alone():
+    found = [recipes.get(f"coco-small-lite0-{kind}") for kind in ("plain", "se", "aa")]
+    options = [dict(recipe.model.options) for recipe in found]
+    plain, se, aa = (some.pop("augmentations") for some in options)
+    assert plain == []
+    assert se[0]["where"] == aa[0]["where"] == ["blocks.3.2.conv_pw", "blocks.4.2.conv_pw"]
+    assert options[0] == options[1] == options[2]
+    assert (options[0]["backbone"], options[0]["pretrained"]) == ("tf_efficientnet_lite0", True)
+    alike = [replace(recipe, name="", summary="", model=found[0].model) for recipe in found]
+    assert alike[0] == alike[1] == alike[2]
+    assert (alike[0].normalize, alike[0].eval_every) == ("model", alike[0].epochs)
+    assert 5_000 // alike[0].batch * 10 == alike[0].checkpoint_every  # in the middle and at the end
 
 
 @pytest.mark.parametrize("recipe", OF_THE_PAPER, ids=lambda recipe: recipe.name)
@@ -75,7 +91,7 @@ CLASSIFIERS = [recipe.model for recipe in reversed(ALL) if recipe.task == "class
 @pytest.mark.parametrize("model", {str(model.options): model for model in CLASSIFIERS}.values(), ids=str)
 def test_networks_take_their_options(model):
     with torch.device("meta"):
-        assert timm.create_model(model.name, **model.options) is not None
+        assert timm.create_model(model.name, **model.network_options) is not None
 
 
 def test_values_are_the_papers():
@@ -244,9 +260,18 @@ def test_wrong_changes_are_told_in_a_line(changes, told):
     assert "\n" not in str(error.value)
 
 
+def test_several_processes_use_no_cuda_graphs_unless_told():
+    recipe = recipes.get("imagenet-resnet50-aa")
+    several = {"gpu": True, "cores": 16, "processes": 8}
+    assert overrides.for_machine(recipe, (), **several).compile == "default"
+    assert overrides.for_machine(recipe, ("compile",), **several).compile == "reduce-overhead"
+    assert overrides.for_machine(replace(recipe, compile="off"), (), **several).compile == "off"
+    assert overrides.for_machine(recipe, (), **several | {"processes": 1}).compile == "reduce-overhead"
+
+
 def test_a_recipe_is_fitted_to_the_machine_unless_told():
     recipe = recipes.get("imagenet-resnet50-aa")
-    assert (recipe.precision, recipe.compile, recipe.workers) == ("bf16", "default", 16)
+    assert (recipe.precision, recipe.compile, recipe.workers) == ("bf16", "reduce-overhead", 16)
     assert overrides.for_machine(recipe, (), gpu=True, cores=64) == recipe
     fitted = overrides.for_machine(recipe, (), gpu=False, cores=2)
     assert (fitted.precision, fitted.compile, fitted.workers) == ("float32", "off", 2)
@@ -291,6 +316,24 @@ def test_a_network_is_checked_without_its_weights(recwarn):
     recipe = recipes.override(recipes.get("cifar100-small-aa"), {"model_options": {"pretrained": True}})
     assert recipe.model.options["pretrained"]
     assert not recwarn.list
+
+
+def test_the_head_of_a_detector_is_not_zeroed():
+    """Its last layer begins at a low score for every class, its others would learn nothing."""
+    with pytest.raises(ValueError, match="head='zero' is for the task 'classify', got task='detect'"):
+        recipes.override(recipes.get("coco-small-lite0-plain"), {"head": "zero"})
+
+
+def test_attention_goes_into_the_backbone_of_a_detector():
+    start = Start(pretrained=False, where="blocks.4.*.conv_pw", attention={"qk_norm": True})
+    plain = recipes.get("coco-small-lite0-plain").model
+    model = start_from(plain, start)
+    assert (model.name, model.base) == (plain.name, plain.base)
+    assert (plain.title, model.title) == (f"RetinaNet on {plain.base}", f"RetinaNet on {plain.base} with attention")
+    added = [{"where": "blocks.4.*.conv_pw", "combine": "add", "qk_norm": True}]
+    assert model.options == plain.options | {"augmentations": added}
+    with pytest.raises(ValueError, match="augmented already"):
+        start_from(model, start)
 
 
 def test_an_ablation_that_trains_the_same_network_is_told():

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 
-from aaconv.data import open_dataset
 from aaconv.recipes import Model
 from aaconv.runs.load import load_model
 from aaconv.runs.run_folder import read_metrics, read_speed
@@ -312,27 +311,6 @@ def test_no_image_to_evaluate_on_is_an_error():
 # Data
 
 
-def test_limits_take_the_same_images_every_time():
-    train_set, test_set = data.open_data(tiny(train_limit=40, eval_limit=20))
-    again, _ = data.open_data(tiny(train_limit=40, eval_limit=20))
-    assert (len(train_set), len(test_set)) == (40, 20)
-    assert torch.equal(train_set.images, again.images)
-
-
-def test_held_out_images_are_of_the_training_set_and_not_trained_on():
-    train_set, held = data.open_data(tiny(train_limit=300, eval_limit=None, holdout=100))
-    everything = open_dataset("shapes", number=400)
-    assert (len(train_set), len(held)) == (300, 100)
-    assert not _keys(train_set) & _keys(held)
-    assert _keys(train_set) | _keys(held) == _keys(everything)
-    _, again = data.open_data(tiny(train_limit=300, eval_limit=None, holdout=100, seed=5))
-    assert torch.equal(held.images, again.images)
-
-
-def _keys(dataset):
-    return {image.numpy().tobytes() for image in dataset.images}
-
-
 @pytest.fixture
 def folder(tmp_path):
     for split, number in (("train", 12), ("val", 5)):
@@ -359,6 +337,8 @@ def test_a_folder_of_images_with_held_out_ones(folder, tmp_path):
     ("changes", "message"),
     [
         ({"holdout": 20_000, "train_limit": None}, "holdout must be 0 to 19999"),
+        ({"holdout": 6000, "fold": 3, "train_limit": None}, "20000 images have folds 0 to 2 of 6000, got fold=3"),
+        ({"fold": 1}, "fold is for holdout"),
         ({"data": "folder", "data_dir": "/nowhere"}, "does not exist"),
     ],
 )

@@ -3,7 +3,7 @@
 from .base_loader import Loader
 from .datasets import ArrayDataset, Dataset, FileDataset, open_dataset
 from .images import Skipped, UnreadableImage
-from .loaders import DeviceLoader, WorkerLoader, make_loader
+from .loaders import DeviceLoader, WorkerLoader, make_loader, takes_whole_images
 from .transforms import CropAndFlip, Normalize, cifar_train, eval_transform, inception_train
 
 __all__ = [
@@ -22,4 +22,5 @@ __all__ = [
     "inception_train",
     "make_loader",
     "open_dataset",
+    "takes_whole_images",
 ]

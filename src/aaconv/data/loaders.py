@@ -16,6 +16,7 @@ from functools import partial
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torchvision.transforms import v2
 
@@ -24,7 +25,16 @@ from .datasets import ArrayDataset, Dataset
 from .images import MAX_UNREADABLE
 from .policy import BatchPolicy, Policy, on_device, policy_transform
 from .resident import InceptionLoader, decode_all
-from .transforms import EVAL_CROP, CropAndFlip, cifar_train, cut_batch, eval_transform, inception_train, pad_images
+from .transforms import (
+    EVAL_CROP,
+    INTERPOLATION,
+    CropAndFlip,
+    cifar_train,
+    cut_batch,
+    eval_transform,
+    inception_train,
+    pad_images,
+)
 from .workers import SampleLoader, Transformed
 
 Batch = tuple[Tensor, Tensor]
@@ -34,7 +44,8 @@ PLAIN = Policy()
 
 
 class DeviceLoader(Loader):
-    """A small data set kept on the device as uint8, and cut, mirrored and normalised there, a batch at a time.
+    """A small data set kept on the device as uint8, and cut, mirrored and normalised there, a batch at a time; then
+    enlarged where `side` is larger than its images.
 
     The random numbers of an epoch are drawn at its start, on the CPU, and go over in one copy: a step is one
     gather and the normalising, with shapes that never change, and gives the same images on every device.
@@ -47,10 +58,11 @@ class DeviceLoader(Loader):
         *,
         augmentation: CropAndFlip | None = None,
         change: v2.Transform | None = None,
+        side: int | None = None,
         **options: Any,
     ) -> None:
         super().__init__(dataset, batch_size, **options)
-        self.change = change
+        self.change, self.side = change, side or dataset.side
         plain = CropAndFlip(pad=0, flip=False)
         self.augmentation = (augmentation or dataset.augmentation) if self.train else plain
         self.size = dataset.images.shape[1], dataset.images.shape[2]
@@ -74,7 +86,13 @@ class DeviceLoader(Loader):
     def load(self, plan: Tensor) -> Batch:
         """The images and labels that columns of a plan, on the device, ask for."""
         images = cut_batch(self.padded, self.size, *plan)
-        return self.normalize(images.permute(0, 3, 1, 2)), self.labels[plan[0]]
+        return self._finished(images.permute(0, 3, 1, 2)), self.labels[plan[0]]
+
+    def _finished(self, images: Tensor) -> Tensor:
+        images = self.normalize(images)
+        if self.side == self.dataset.side:
+            return images
+        return F.interpolate(images, size=(self.side, self.side), mode=INTERPOLATION, align_corners=False)
 
     def _load_changed(self, plan: Tensor, epoch: int, places: slice) -> Batch:
         """The same, each image changed by itself: its random numbers follow from its place in the epoch."""
@@ -84,7 +102,7 @@ class DeviceLoader(Loader):
         for place, image in zip(range(places.start, places.stop), images, strict=True):
             with drawing_from(self.seed, epoch, place, CHANGED):
                 changed.append(self.change(image))
-        return self.normalize(torch.stack(changed)), self.labels[plan[0, places]]
+        return self._finished(torch.stack(changed)), self.labels[plan[0, places]]
 
 
 class WorkerLoader(SampleLoader):
@@ -114,13 +132,13 @@ def make_loader(
 
     policy: what training does to the images besides; labels are float [batch, classes] where it mixes them.
 
-    `size` is that of the images that come out, by default 224; a small data set in its own size, the default, stays on
-    the device. in_memory: decode the images of files once, as squares of `size`, and keep them there, too. Options are
-    those of `Loader`: device, dtype, seed, rank, world_size.
+    `size` is that of the images that come out, by default 224. A small data set stays on the device, in its own size,
+    the default, or enlarged after its own augmentation. in_memory: decode the images of files once, as squares of
+    `size`, and keep them there, too. Options are those of `Loader`: device, dtype, seed, rank, world_size.
     """
     policy = policy if train else PLAIN
     options |= {"repeats": policy.repeats}
-    side, own_size = size or dataset.side or 224, dataset.side is not None and size in (None, dataset.side)
+    side, own_size = size or dataset.side or 224, takes_whole_images(dataset, size)
     more: dict[str, Any] = {"workers": workers, "max_unreadable": max_unreadable}
     if in_memory and not (own_size and isinstance(dataset, ArrayDataset)):
         if policy.auto and not own_size:
@@ -134,15 +152,30 @@ def make_loader(
         own_size = True
     change = policy_transform(policy.auto, dataset.mean)
     if own_size and isinstance(dataset, ArrayDataset) and on_device(policy.auto):
-        on_the_device = DeviceLoader(dataset, batch_size, change=change, train=train, **options)
+        on_the_device = DeviceLoader(dataset, batch_size, change=change, train=train, side=side, **options)
         return _changing_batches(on_the_device, policy)
     if own_size and dataset.augmentation is not None:
-        crop = cifar_train(side, dataset.augmentation, dataset.mean) if train else eval_transform(side, crop=1.0)
+        crop = _cropped_whole(dataset, side) if train else eval_transform(side, crop=1.0)
     else:
         crop = (inception_train if train else eval_transform)(side)
     transform = crop if change is None else v2.Compose([crop, change])
     loader = WorkerLoader(dataset, batch_size, transform=transform, train=train, **more, **options)
     return _changing_batches(loader, policy)
+
+
+def takes_whole_images(dataset: Dataset, size: int | None) -> bool:
+    """Whether images are looked at whole, in their own size or, of a small data set, enlarged: not a part of them."""
+    if dataset.side is None:
+        return False
+    return size in (None, dataset.side) or (isinstance(dataset, ArrayDataset) and (size or 0) > dataset.side)
+
+
+def _cropped_whole(dataset: Dataset, side: int) -> v2.Transform:
+    """The data set's own augmentation of one image, enlarged if need be."""
+    assert dataset.augmentation is not None
+    assert dataset.side is not None
+    crop = cifar_train(dataset.side, dataset.augmentation, dataset.mean)
+    return crop if side == dataset.side else v2.Compose([crop, v2.Resize(side, antialias=True)])
 
 
 def _changing_batches(loader: Loader, policy: Policy) -> Loader | BatchPolicy:

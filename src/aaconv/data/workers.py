@@ -4,7 +4,7 @@ import time
 import traceback
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -164,11 +164,14 @@ def naming_killed_workers(way_out: Callable[[], str]) -> Iterator[None]:
     try:
         yield
     except (RuntimeError, ConnectionError, EOFError) as error:
-        with suppress(RuntimeError):
+        reason = str(error) if isinstance(error, RuntimeError) else "its pipe has ended"
+        try:
             time.sleep(0.2)  # the handler of the signal may raise after a pipe has ended: here, not during the report
+        except RuntimeError as signalled:
+            reason = str(signalled)  # it names the worker and the signal
         if not _is_of_a_dead_worker(error):
             raise
-        reason = " ".join(str(error).split()).partition(". ")[0].rstrip(".") or type(error).__name__
+        reason = " ".join(reason.split()).partition(". ")[0].rstrip(".")
         raise ChildProcessError(
             f"a data worker has died, most often because memory ran out ({reason}); {way_out()}"
         ) from error

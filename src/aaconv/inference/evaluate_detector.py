@@ -52,6 +52,7 @@ def evaluate_run(
     if loaded.task != "detect" or loaded.recipe is None:
         raise ValueError(f"{loaded.source} is not a run of a detector")
     recipe, dataset = _test_images(loaded.recipe, loaded.classes, loaded.source, data, data_dir, limit)
+    dataset = replace(dataset, mean=loaded.mean, std=loaded.std)
     world = World(next(loaded.model.parameters()).device)
     loader = loader_of(recipe, dataset, batch or recipe.batch, world, loaded.size)
     with autocast_like(recipe.precision, world.device):

@@ -5,7 +5,7 @@ resnet18, 34, 50, 101, 152; wrn28_10, 28_2, 16_4, 40_2; for plain and aa mnasnet
 and aa the detectors retinanet_resnet50, 101 and the demo's small. Keywords reach the layers:
 `timm.create_model("aa_resnet50", key_ratio=0.5, value_ratio=0.5, position="sinusoidal", num_heads=4)`.
 Besides there are aa_window_resnet50, with windows in all stages, and `augmented`: any other network, with attention put
-into it.
+into it; `augmented_retinanet` is RetinaNet on such a one.
 """
 
 import fnmatch
@@ -18,6 +18,7 @@ from torch import nn
 from ..layers import dry_run
 from . import aa_mnasnet, aa_resnet, aa_retinanet, aa_small, aa_wide_resnet
 from . import augmented as augmented
+from . import augmented_retinanet as augmented_retinanet
 from .aa_mnasnet import MnasNet
 from .aa_resnet import ResNet
 from .aa_retinanet import RetinaNet, retinanet

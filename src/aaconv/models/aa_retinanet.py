@@ -107,6 +107,7 @@ class RetinaNet(nn.Module):
             raise TypeError(f"a backbone that is built already takes no options, got {', '.join(options) or 'weights'}")
         self.backbone = backbone
         self.taken, in_channels, strides = _last_three(backbone)
+        self.channels_come_last = getattr(backbone, "output_fmt", "NCHW") == "NHWC"  # Swin's do
         self.strides = (*strides, 2 * strides[-1], 4 * strides[-1])
         self.pyramid = Pyramid(in_channels, channels)
         anchors = self.anchor_settings.per_position
@@ -124,7 +125,8 @@ class RetinaNet(nn.Module):
     def forward_features(self, x: Tensor) -> list[Tensor]:
         """[B, in_chans, H, W] -> five maps [B, channels, H / stride, W / stride]."""
         maps = checkpoint(self.backbone, x, use_reentrant=False) if self.grad_checkpointing else self.backbone(x)
-        return self.pyramid([maps[i] for i in self.taken])
+        taken = [maps[i] for i in self.taken]
+        return self.pyramid([x.permute(0, 3, 1, 2) for x in taken] if self.channels_come_last else taken)
 
     def forward_head(self, maps: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
         return self.class_head(maps), self.box_head(maps)
@@ -164,6 +166,10 @@ class RetinaNet(nn.Module):
     def get_classifier(self) -> nn.Module:
         return self.class_head.predict
 
+    def get_head(self) -> list[nn.Module]:
+        """All but the backbone: what is new where the backbone starts from weights."""
+        return [self.pyramid, self.class_head, self.box_head]
+
     def reset_classifier(self, num_classes: int) -> None:
         """Another number of classes: only the last layer of the class head is new."""
         old = self.class_head.predict
@@ -178,7 +184,8 @@ class RetinaNet(nn.Module):
         self.grad_checkpointing = enable
 
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:
-        return {"stem": r"^backbone\.(?:conv|bn)1", "blocks": [(r"^backbone\.layer(\d+)", None), (r"^", (99999,))]}
+        """By stages, as timm's networks number them: layer1, blocks.1, stages_1; the head comes last."""
+        return {"stem": r"^backbone\.(?:conv|bn|stem|patch_embed)", "blocks": r"^backbone\.[a-z_]+\.?(\d+)"}
 
 
 def retinanet(backbone: str | nn.Module, **options: Any) -> RetinaNet:

@@ -8,12 +8,14 @@ recipes.override(recipe, {"epochs": 30, "model_options": {"num_heads": 4}})
 from .ablations import ABLATIONS
 from .catalogue import PARTIAL, get, names, paper_row, paper_value, register
 from .detection import DETECTION
+from .finetuned import FINETUNED
 from .overrides import override
 from .recipe import Evidence, Model, Recipe
 from .yaml_file import load, save
 
 register(*ABLATIONS)
 register(*DETECTION)
+register(*FINETUNED)
 
 __all__ = [
     "PARTIAL",

@@ -30,15 +30,31 @@ def usual(name: str, model: Model, data: str, epochs: int) -> Recipe:
     return catalogue.get(name) if name in catalogue.names() else Recipe(name, "", model, data, epochs, batch=1)
 
 
+def fields_of(recipe: Recipe) -> dict[str, Any]:
+    """All fields, as JSON can hold them."""
+    return asdict(recipe) | {"model": {"name": recipe.model.name, "options": kept_options(recipe.model)}}
+
+
+def kept_options(model: Model) -> dict[str, Any]:
+    """The options of a network without the file that its first weights were read from: it has a place of its own on
+    every machine."""
+    overlay = model.options.get("pretrained_cfg_overlay")
+    if not isinstance(overlay, dict) or "file" not in overlay:
+        return model.options
+    others = {name: value for name, value in model.options.items() if name != "pretrained_cfg_overlay"}
+    overlay = {name: value for name, value in overlay.items() if name != "file"}
+    return others | ({"pretrained_cfg_overlay": overlay} if overlay else {})
+
+
 def overrides_of(recipe: Recipe) -> dict[str, Any]:
     """The fields that differ from the catalogue's recipe of that name or, if it has none, from the defaults."""
-    own, others = asdict(recipe), asdict(usual(recipe.name, recipe.model, recipe.data, recipe.epochs))
+    own, others = fields_of(recipe), fields_of(usual(recipe.name, recipe.model, recipe.data, recipe.epochs))
     return {name: value for name, value in own.items() if value != others[name]}
 
 
 def experiment_key(recipe: Recipe) -> str:
     """The same text for recipes of one experiment, and another for all others."""
-    about = {name: value for name, value in asdict(recipe).items() if name not in NEUTRAL}
+    about = {name: value for name, value in fields_of(recipe).items() if name not in NEUTRAL}
     return json.dumps(about, sort_keys=True)
 
 

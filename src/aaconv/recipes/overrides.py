@@ -60,8 +60,8 @@ def check_model(recipe: Recipe) -> None:
     except (TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
         options = "".join(f" --model.{name.replace('_', '-')} {value}" for name, value in recipe.model.options.items())
         message = " ".join(str(error).split())
-        if "base" in recipe.model.options:
-            raise ValueError(f"{recipe.model.options['base']}: {message}") from None
+        if recipe.model.base != recipe.model.name:
+            raise ValueError(f"{recipe.model.base}: {message}") from None
         raise ValueError(message if not options else f"{recipe.model.name}{options}: {message}") from None
 
 
@@ -76,13 +76,15 @@ def check_optimizer(recipe: Recipe) -> None:
         raise ValueError(f"unknown optimizer {recipe.optimizer!r}; {hint}")
 
 
-def for_machine(recipe: Recipe, given: Iterable[str], *, gpu: bool, cores: int) -> Recipe:
+def for_machine(recipe: Recipe, given: Iterable[str], *, gpu: bool, cores: int, processes: int = 1) -> Recipe:
     """The recipe as this machine does it best, but for the fields that were given.
 
-    What a GPU does in bf16 and compiled, a CPU does faster in float32 and without compilation; and more workers than
-    cores only wait for each other.
+    What a GPU does in bf16 and compiled, a CPU does faster in float32 and without compilation; CUDA graphs have not
+    been tried with several processes; and more workers than cores only wait for each other.
     """
     better: dict[str, Any] = {} if gpu else {"precision": "float32", "compile": "off"}
+    if gpu and processes > 1 and recipe.compile == "reduce-overhead":
+        better["compile"] = "default"
     better["workers"] = min(recipe.workers, cores)
     return replace(recipe, **{name: value for name, value in better.items() if name not in given})
 

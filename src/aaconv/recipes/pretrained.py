@@ -9,6 +9,8 @@ from .recipe import Model
 
 AUGMENTED = "augmented"
 """The registered name of networks with attention put into them; aaconv.models.augmented."""
+DETECTOR = "augmented_retinanet"
+"""The same of detectors; aaconv.models.augmented_retinanet."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ def start_from(model: Model, start: Start) -> Model:
     """The model of a recipe with this start; attention is added behind closed gates unless combine says otherwise."""
     name, options = model.name, dict(model.options)
     if start.pretrained:
-        file = own_file(options.get("base", name)) if start.pretrained is True else Path(start.pretrained)
+        file = own_file(model.base) if start.pretrained is True else Path(start.pretrained)
         options["pretrained"] = True
         if file is not None:
             if not file.is_file():
@@ -35,9 +37,10 @@ def start_from(model: Model, start: Start) -> Model:
         if start.attention:
             raise ValueError(f"{', '.join(start.attention)}: options of attention need --augment WHERE")
         return Model(name, options)
-    if name == AUGMENTED:
+    if name == AUGMENTED or options.get("augmentations"):
         raise ValueError("the network is augmented already; leave out --augment, or name another with --model")
     where = start.where if isinstance(start.where, str) else list(start.where)
-    return Model(
-        AUGMENTED, {"base": name, **options, "augmentations": [{"where": where, "combine": "add"} | start.attention]}
-    )
+    augmentations = [{"where": where, "combine": "add"} | start.attention]
+    if name == DETECTOR:
+        return Model(name, options | {"augmentations": augmentations})
+    return Model(AUGMENTED, {"base": name, **options, "augmentations": augmentations})

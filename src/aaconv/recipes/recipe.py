@@ -16,8 +16,21 @@ class Model:
 
     @property
     def title(self) -> str:
-        """What to call it: of a network that attention was put into the name it had before."""
-        return f"{self.options['base']} with attention" if "base" in self.options else self.name
+        """What to call it: of a network that attention was put into, or what that is compared with, the name it had
+        before."""
+        if self.base == self.name:
+            return self.name
+        some = self.options.get("augmentations")
+        mappings = [one for one in some if isinstance(one, dict)] if isinstance(some, list | tuple) else []
+        added = dict.fromkeys(str(one.get("instead", "attention")) for one in mappings)
+        named = " with ".join([self.base, *([" and ".join(added)] if added else [])])
+        return named if "base" in self.options else f"RetinaNet on {named}"
+
+    @property
+    def base(self) -> str:
+        """The network that pretrained weights are of: itself, or the one that it is built around."""
+        keyword, default = AROUND.get(self.name, ("", self.name))
+        return self.options.get(keyword, default)
 
     @property
     def network_options(self) -> dict[str, Any]:
@@ -25,6 +38,8 @@ class Model:
         return {name: value for name, value in self.options.items() if name not in START_OPTIONS}
 
 
+AROUND = {"augmented": ("base", "augmented"), "augmented_retinanet": ("backbone", "tf_efficientnet_lite0")}
+"""Registered networks that are built around another: the keyword that names it, and its default."""
 START_OPTIONS = ("pretrained", "checkpoint_path", "pretrained_cfg", "pretrained_cfg_overlay", "cache_dir")
 """timm's keywords for weights that training starts from; a network that was trained has its own."""
 
@@ -76,6 +91,8 @@ class Recipe:
     """Evaluate on N images only, chosen likewise."""
     holdout: int = 0
     """Evaluate on N images held out of the training set, never on the test set: for hyperparameter search."""
+    fold: int = 0
+    """Which N images `holdout` takes: those of fold 0, 1, ... have none in common."""
 
     optimizer: str = "momentum"
     """Name of a timm optimizer; "momentum" is SGD with momentum as in the paper, "sgd" uses Nesterov momentum."""
@@ -180,10 +197,14 @@ class Recipe:
             raise ValueError(f"the schedule 'exponential' needs one of decay_epochs, got {list(self.decay_epochs)}")
         if self.batch % self.accumulate:
             raise ValueError(f"batch must be divisible by accumulate, got {self.batch} and {self.accumulate}")
+        if self.fold and not self.holdout:
+            raise ValueError(f"fold is for holdout, got fold={self.fold} with holdout=0; give --holdout N")
         if self.nesterov and self.optimizer not in ("momentum", "sgd"):
             raise ValueError(f"nesterov is for the optimizer 'momentum', got optimizer={self.optimizer!r}")
         if self.in_memory and self.task != "classify":
             raise ValueError(f"in_memory is for the task 'classify', got task={self.task!r}; leave it out")
+        if self.head == "zero" and self.task != "classify":
+            raise ValueError(f"head='zero' is for the task 'classify', got task={self.task!r}; leave it out")
         if self.ghost_batch is not None and self.sync_batch_norm:
             raise ValueError("ghost_batch and sync_batch_norm exclude each other: choose one")
 
@@ -195,7 +216,7 @@ _LIMITS: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
     ("epochs batch train_limit eval_limit accumulate keep ghost_batch", lambda n: n >= 1, "at least 1"),
     ("size", lambda n: 1 <= n <= LARGEST_SIZE, f"1 to {LARGEST_SIZE}"),
     ("eval_every checkpoint_every", lambda n: n >= 1, "at least 1"),
-    ("workers max_unreadable holdout seed weight_decay min_lr eps", lambda x: x >= 0, "at least 0"),
+    ("workers max_unreadable holdout fold seed weight_decay min_lr eps", lambda x: x >= 0, "at least 0"),
     ("freeze_epochs mixup cutmix", lambda n: n >= 0, "at least 0"),
     ("repeats", lambda n: n >= 1, "at least 1"),
     ("random_erasing", lambda p: 0 <= p <= 1, "0 to 1"),

@@ -79,11 +79,16 @@ def _dataset_of(run: Path, summary: dict[str, Any], recipe: Recipe) -> str:
 
 
 def _file_name(record: results.Record, recipe: Recipe) -> str:
-    changes = {name: value for name, value in diff.changes_of(record).items() if name != "model"}
-    if recipe.name not in recipes.names():
+    changes, options = diff.changes_of(record), record["options"]
+    own_network = changes.pop("model", None) is not None
+    known, nested = recipe.name in recipes.names(), any(isinstance(value, list | dict) for value in options.values())
+    if not known or (nested and own_network):
         # Most of its fields are not the defaults: too many for a name.
         digest = hashlib.sha256(diff.experiment_key(recipe).encode()).hexdigest()[:6]
         changes = {"recipe": f"{recipe.name}-{digest}"}
-    parts = [f"{name}_{value}" for some in (record["options"], changes) for name, value in sorted(some.items())]
+    elif nested:
+        changes = {"recipe": recipe.name} | changes
+    options = {} if nested else options  # a name cannot hold them; that of the recipe stands for them
+    parts = [f"{name}_{value}" for some in (options, changes) for name, value in sorted(some.items())]
     name = "-".join([record["model"], *parts, f"seed{record['seed']}"])
     return f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}.json"

@@ -186,7 +186,7 @@ def summary_of(
     return {
         "name": recipe.name,
         "model": recipe.model.name,
-        "options": recipe.model.options,
+        "options": diff.kept_options(recipe.model),
         "data": recipe.data,
         "task": recipe.task,
         "seed": recipe.seed,

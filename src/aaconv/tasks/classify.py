@@ -1,24 +1,22 @@
 """Classification: cross entropy, top-1 and top-5."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import timm
 import torch
 import torch.nn.functional as F
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor, nn
 
-from ..data import Dataset, make_loader
+from ..data import Dataset, make_loader, takes_whole_images
 from ..data.policy import Policy
 from ..data.transforms import EVAL_CROP
-from ..models import create_without_memory, list_models
+from ..models import list_models
 from ..models.augmented import NAME as AUGMENTED
-from ..recipes.recipe import Model
 from ..utils.distributed import World, total
-from .data import image_size, open_data
+from .data import image_size, normalized, open_data
 from .evaluation import outputs_over
 from .task import DataInfo, Loader, Task
 
@@ -35,12 +33,7 @@ class Classify(Task):
     @cached_property
     def data(self) -> tuple[Dataset, Dataset]:
         """The images of training and of evaluation."""
-        data = open_data(self.recipe)
-        if self.recipe.normalize == "data":
-            return data
-        mean, std = _statistics_of(self.recipe.model)
-        train, test = (replace(part, mean=mean, std=std) for part in data)
-        return train, test
+        return normalized(self.recipe, *open_data(self.recipe))
 
     def data_info(self) -> DataInfo:
         train, _ = self.data
@@ -55,7 +48,7 @@ class Classify(Task):
     def config(self, info: DataInfo) -> dict[str, Any]:
         config = super().config(info)
         config["model_args"] |= _own_size(self.recipe.model.name, info)
-        config["pretrained_cfg"]["crop_pct"] = 1.0 if self.data[0].side == info.size else EVAL_CROP
+        config["pretrained_cfg"]["crop_pct"] = 1.0 if takes_whole_images(self.data[0], info.size) else EVAL_CROP
         return config
 
     def loaders(self, batch: int, world: World) -> tuple[Loader, Loader]:
@@ -133,12 +126,6 @@ def count(model: nn.Module, batches: Iterable[Batch], classes: int) -> Classific
         sums += torch.stack([torch.full_like(losses, 1.0), losses, hits[:, 0].double(), hits.any(1).double()]).sum(1)
         guesses.append(torch.stack([labels, best[:, 0]], dim=1))
     return ClassificationCounts(total(sums), torch.cat(guesses))
-
-
-def _statistics_of(model: Model) -> tuple[tuple[float, ...], tuple[float, ...]]:
-    """Mean and standard deviation of the images that the weights of a network were trained on."""
-    known = getattr(create_without_memory(model.name, **model.network_options), "pretrained_cfg", None) or {}
-    return tuple(known.get("mean") or IMAGENET_DEFAULT_MEAN), tuple(known.get("std") or IMAGENET_DEFAULT_STD)
 
 
 def _own_size(name: str, info: DataInfo) -> dict[str, int]:

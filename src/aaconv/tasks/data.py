@@ -4,11 +4,14 @@ from dataclasses import replace
 from typing import Any, Protocol, TypeVar
 
 import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from torch import Tensor
 from typing_extensions import Self
 
 from ..data import ArrayDataset, Dataset, open_dataset
-from ..recipes.recipe import Recipe
+from ..data.coco import DetectionDataset
+from ..models import create_without_memory
+from ..recipes.recipe import Model, Recipe
 
 LARGE = 224
 
@@ -25,13 +28,14 @@ class Takes(Protocol):
 
 
 Images = TypeVar("Images", bound=Takes)
+AnyData = TypeVar("AnyData", bound=Dataset | DetectionDataset)
 
 
 def open_data(recipe: Recipe) -> tuple[Dataset, Dataset]:
     """What a recipe trains on and what it evaluates on, limits and held-out images considered."""
     train = open_dataset(recipe.data, recipe.data_dir, "train", **shapes_options(recipe, train=True))
     if recipe.holdout:
-        train, test = (select(train, indices) for indices in hold_out(recipe.holdout, len(train)))
+        train, test = (select(train, indices) for indices in hold_out(recipe, len(train)))
     else:
         test = open_dataset(recipe.data, recipe.data_dir, "test", **shapes_options(recipe, train=False))
         if len(test.classes) > len(train.classes):
@@ -40,6 +44,20 @@ def open_data(recipe: Recipe) -> tuple[Dataset, Dataset]:
                 f"{len(train.classes) - 1}; a classes.txt beside the shards names all classes"
             )
     return limited_both(recipe, train, test)
+
+
+def normalized(recipe: Recipe, train: AnyData, test: AnyData) -> tuple[AnyData, AnyData]:
+    """With the mean and deviation that the recipe wants: the data's own, or those of its network's weights."""
+    if recipe.normalize == "data":
+        return train, test
+    mean, std = _statistics_of(recipe.model)
+    return replace(train, mean=mean, std=std), replace(test, mean=mean, std=std)
+
+
+def _statistics_of(model: Model) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of the images that the weights of a network were trained on."""
+    known = getattr(create_without_memory(model.name, **model.network_options), "pretrained_cfg", None) or {}
+    return tuple(known.get("mean") or IMAGENET_DEFAULT_MEAN), tuple(known.get("std") or IMAGENET_DEFAULT_STD)
 
 
 def limited_both(recipe: Recipe, train: Images, test: Images) -> tuple[Images, Images]:
@@ -57,12 +75,16 @@ def as_evaluated(recipe: Recipe, test: Images) -> Images:
     return limited("eval_limit", test, recipe.eval_limit, f"aaconv eval RUN --data {recipe.data} takes them all")
 
 
-def hold_out(number: int, images: int) -> tuple[Tensor, Tensor]:
-    """The indices of the training images that are left, and of the `number` that are kept apart to evaluate on."""
+def hold_out(recipe: Recipe, images: int) -> tuple[Tensor, Tensor]:
+    """The indices of the training images that are left, and of those that are kept apart to evaluate on."""
+    number, fold = recipe.holdout, recipe.fold
     if not 0 < number < images:
         raise ValueError(f"holdout must be 0 to {images - 1}, the images less one, got {number}")
+    if (fold + 1) * number > images:
+        raise ValueError(f"{images} images have folds 0 to {images // number - 1} of {number}, got fold={fold}")
     order = torch.randperm(images, generator=torch.Generator().manual_seed(HOLDOUT_SEED))
-    return order[number:].sort().values, order[:number]
+    held_out = slice(fold * number, (fold + 1) * number)
+    return torch.cat([order[: held_out.start], order[held_out.stop :]]).sort().values, order[held_out]
 
 
 def limited(name: str, dataset: Images, limit: int | None, way_out: str) -> Images:

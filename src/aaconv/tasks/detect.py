@@ -23,7 +23,7 @@ from ..detection.coco_results import (
 )
 from ..recipes.recipe import Recipe
 from ..utils.distributed import World, total
-from .data import hold_out, limited_both, shapes_options
+from .data import hold_out, limited_both, normalized, shapes_options
 from .evaluation import outputs_over
 from .task import DataInfo, Loader, Task
 
@@ -49,7 +49,7 @@ class Detect(Task):
     @cached_property
     def data(self) -> tuple[DetectionDataset, DetectionDataset]:
         """The images of training and of evaluation."""
-        return open_data(self.recipe)
+        return normalized(self.recipe, *open_data(self.recipe))
 
     def data_info(self) -> DataInfo:
         train, _ = self.data
@@ -108,7 +108,7 @@ def open_data(recipe: Recipe) -> tuple[DetectionDataset, DetectionDataset]:
     """What a recipe trains on and what it evaluates on, limits and held-out images considered."""
     train = open_detection(recipe.data, recipe.data_dir, "train", **shapes_options(recipe, train=True))
     if recipe.holdout:
-        train, test = map(train.subset, hold_out(recipe.holdout, len(train)))
+        train, test = map(train.subset, hold_out(recipe, len(train)))
     else:
         test = open_test(recipe)
     if test.category_ids != train.category_ids or test.classes != train.classes:

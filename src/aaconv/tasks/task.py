@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from ..data.transforms import INTERPOLATION
 from ..models import create_model
-from ..recipes.recipe import Recipe
+from ..recipes.recipe import Model, Recipe
 from ..utils.distributed import World
 from ..utils.errors import one_line
 from ..utils.hub_access import hub_weights
 from ..utils.weights import read_weights
-from ..utils.weights_folder import weights_folder
+from ..utils.weights_folder import own_file, weights_folder
 
 
 @dataclass(frozen=True)
@@ -64,8 +64,8 @@ class Task(ABC):
     def create(self, info: DataInfo, start: bool, **options: Any) -> nn.Module:
         """timm's create_model with the recipe's keywords over these; whatever a constructor raises is a ValueError."""
         model = self.recipe.model
-        options |= with_weights(model.options) if start else model.network_options
-        base = options.get("base", model.name)
+        options |= with_weights(model) if start else model.network_options
+        base = model.base
         from_hub = options.get("pretrained") and not options.get("pretrained_cfg_overlay")
         place = weights_folder() / f"{base.partition('.')[0]}.safetensors"
         way_out = f"put a file of them at {place} and start again, or name one with --pretrained FILE"
@@ -113,14 +113,16 @@ class Task(ABC):
         }
 
 
-def with_weights(options: dict[str, Any]) -> dict[str, Any]:
+def with_weights(model: Model) -> dict[str, Any]:
     """The keywords of a network, with the tensors of a file of weights in the place of its name: timm itself would run
-    what a pickle asks for."""
-    overlay = options.get("pretrained_cfg_overlay")
+    what a pickle asks for. Pretrained weights of which no file is named may lie where a person has put them."""
+    overlay = model.options.get("pretrained_cfg_overlay")
+    if overlay is None and model.options.get("pretrained") and (file := own_file(model.base)):
+        overlay = {"file": file}
     if not isinstance(overlay, dict) or "file" not in overlay:
-        return options
+        return model.options
     others = {name: value for name, value in overlay.items() if name != "file"}
-    return options | {"pretrained_cfg_overlay": others | {"state_dict": read_weights(overlay["file"])}}
+    return model.options | {"pretrained_cfg_overlay": others | {"state_dict": read_weights(overlay["file"])}}
 
 
 def create_task(recipe: Recipe) -> Task:

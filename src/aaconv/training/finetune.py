@@ -13,7 +13,7 @@ from ..models import check_name, create_without_memory
 from ..recipes.overrides import check_model, check_optimizer, for_machine
 from ..recipes.pretrained import Start, start_from
 from ..recipes.recipe import Model, Recipe
-from ..utils.device import cores, pick_device
+from ..utils.device import machine
 from ..utils.terminal import plural
 
 LAST_STAGE = "last-stage"
@@ -79,7 +79,7 @@ def finetune_recipe(
         ema=min(max(1 - 10 / steps, 0.5), 0.9998),
         **ADAPTED,
     )
-    recipe = for_machine(recipe, changes, gpu=pick_device(device).type == "cuda", cores=cores())
+    recipe = for_machine(recipe, changes, **machine(device))
     recipe = recipes.override(recipe, changes)
     check_model(recipe)
     check_optimizer(recipe)

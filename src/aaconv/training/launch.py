@@ -13,7 +13,7 @@ from ..recipes.recipe import Recipe
 from ..runs import run_folder
 from ..runs.record import record_result
 from ..runs.run_types import SUMMARY_FIELDS, check_fields
-from ..utils.device import cores, pick_device
+from ..utils.device import machine, pick_device
 from ..utils.distributed import started_by_torchrun
 from ..utils.files import naming_unwritable
 from ..utils.metrics import TITLES, metric_title, telling
@@ -27,7 +27,8 @@ RUNS = Path("runs")
 NOTHING = Start()
 SLOW = """\
 This recipe is made for a GPU: on a CPU it can take days. The time left is shown after
-the first steps; demo-plain, demo-se, demo-aa and detection-demo take minutes."""
+the first steps; demo-plain, demo-se, demo-aa, detection-demo and shapes-distance-*
+take minutes."""
 
 
 def choose(
@@ -43,7 +44,7 @@ def choose(
         rest = {key: value for key, value in changes.items() if key not in ("model", "data")}
         return finetune_recipe(changes["model"], changes["data"], start, rest, device=device)
     if name is not None and source is None:
-        recipe = for_machine(recipes.get(name), changes, gpu=pick_device(device).type == "cuda", cores=cores())
+        recipe = for_machine(recipes.get(name), changes, **machine(device))
     elif source is not None and name is None:
         recipe = recipes.load(source)
     else:

@@ -15,7 +15,7 @@ from ..utils.precision import autocast
 from ..utils.weights import Tensors
 from .ghost_batch_norm import use_ghost_batch_norm
 from .optimize import batch_norm_scales, load_optimizer, make_optimizer, make_schedule, optimizer_tensors, rate_of
-from .parameter_groups import backbone_parameters, head_parameters
+from .parameter_groups import backbone_modules, backbone_parameters, head_parameters
 from .running_sums import RunningSums
 
 GRAPHED = ("reduce-overhead", "max-autotune")
@@ -60,7 +60,7 @@ class Learner:
             # Gradients that others wait for are computed, and left out of the step.
             parameter.requires_grad_(not self.frozen or self.world.size > 1)
         if self.frozen:
-            for module in self.model.modules():
+            for module in backbone_modules(self.model):
                 if getattr(module, "running_mean", None) is not None:
                     module.eval()
 

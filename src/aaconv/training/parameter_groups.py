@@ -35,8 +35,14 @@ def backbone_parameters(model: nn.Module) -> list[nn.Parameter]:
     return [parameter for name, parameter in model.named_parameters() if name not in others]
 
 
+def backbone_modules(model: nn.Module) -> list[nn.Module]:
+    """All but those of the head."""
+    head = {part for module in _head_modules(model) for part in module.modules()}
+    return [module for module in model.modules() if module not in head]
+
+
 def head_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Those of the last layer."""
+    """Those of the last layer; of a detector all but the backbone's."""
     names = _head(model)
     return [parameter for name, parameter in model.named_parameters() if name in names]
 
@@ -79,11 +85,17 @@ def _layer_factors(recipe: Recipe, model: nn.Module) -> dict[nn.Parameter, float
 
 
 def _head(model: nn.Module) -> set[str]:
-    """The names of the last layer's parameters: timm's networks tell it, of others it is the last linear layer."""
-    if (classifier := getattr(model, "get_classifier", None)) is not None:
-        found = classifier()
-        modules = set(found) if isinstance(found, tuple | list) else {found}
-    else:
-        modules = {[None, *(module for module in model.modules() if isinstance(module, nn.Linear))][-1]}
+    """The names of the head's parameters."""
+    modules = _head_modules(model)
     names = [name for name, module in model.named_modules() if module in modules]
     return {f"{name}.{own}" for name in names for own, _ in model.get_submodule(name).named_parameters()}
+
+
+def _head_modules(model: nn.Module) -> set[nn.Module]:
+    """The last layer: timm's networks tell it, of others it is the last linear one; a detector has more."""
+    tell = getattr(model, "get_head", None) or getattr(model, "get_classifier", None)
+    if tell is None:
+        return set([module for module in model.modules() if isinstance(module, nn.Linear)][-1:])
+    found = tell()
+    modules = found if isinstance(found, tuple | list) else [found]
+    return {module for module in modules if module is not None}

@@ -1,6 +1,7 @@
 """Which device to compute on, and how many cores there are."""
 
 import os
+from typing import Any
 
 import torch
 
@@ -27,3 +28,10 @@ def pick_device(name: str | None = None, *, needs_gpu: str | None = None) -> tor
 def cores() -> int:
     """The cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def machine(device: str | None = None) -> dict[str, Any]:
+    """What recipes are fitted to: whether there is a GPU, the cores, and the processes that torchrun has started."""
+    processes = os.environ.get("WORLD_SIZE", "1")
+    gpu = pick_device(device).type == "cuda"
+    return {"gpu": gpu, "cores": cores(), "processes": int(processes) if processes.isdecimal() else 1}
