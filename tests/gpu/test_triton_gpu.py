@@ -305,5 +305,15 @@ def test_training_with_either_backend_is_the_same_within_noise():
         return (one[0] - reference[0]).view(-1, 50).mean(1).square().mean().sqrt().item()
 
     assert distance(fused) <= 2 * max(map(distance, nudged))
-    torch.testing.assert_close(fused[0][:50].mean(), reference[0][:50].mean(), atol=0.01, rtol=0)
     assert fused[0][-50:].mean() < 0.7 * fused[0][:50].mean()
+
+
+def test_training_with_either_backend_has_the_same_loss_on_average():
+    """The mean of the first 50 losses, within 0.01. Of single networks that differ by a rounding at the start it lies
+    up to 0.05 apart, so it is that of 48 of each kind: then the difference has a standard error of about 0.0035."""
+    losses = [
+        torch.stack([course(backend, nudge, steps=50)[0].mean() for nudge in range(48)])
+        for backend in ("eager", "triton")
+    ]
+    assert sum(loss.var() / len(loss) for loss in losses).sqrt() < 0.005
+    torch.testing.assert_close(losses[1].mean(), losses[0].mean(), atol=0.01, rtol=0)
