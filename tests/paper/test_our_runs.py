@@ -3,6 +3,7 @@
 import json
 import shlex
 from dataclasses import replace
+from itertools import pairwise
 
 import pytest
 
@@ -233,6 +234,38 @@ def test_the_runs_on_one_data_set_have_the_interval_of_their_mean(tmp_path, caps
     print_runs_on("imagenette160", as_json=True, folder=tmp_path)
     runs = json.loads(capsys.readouterr().out)["runs"]
     assert [(one["recipe"], one["seeds"]) for one in runs][1] == ("imagenette-windows-13", [0, 1, 2])
+
+
+def test_what_experiments_gain_on_one_has_an_interval(tmp_path, capsys):
+    """Equal variances and three runs each: Welch's degrees of freedom are Student's, four."""
+    for recipe, first in (("plain", 70.0), ("13", 74.0), ("7", 72.0)):
+        for seed in range(3):
+            keep(tmp_path, f"imagenette-windows-{recipe}", seed, first + seed, dataset="imagenette160")
+    keep(tmp_path, "imagenette-windows-global", 0, 71.5, dataset="imagenette160")
+    keep(tmp_path, "imagenette-windows-global", 0, 90.0, dataset="imagenette160", epochs=40)
+    print_runs_on("imagenette160", against="imagenette-windows-plain", folder=tmp_path)
+    _, _, printed = capsys.readouterr().out.partition("against ")
+    gained = [line.split() for line in printed.splitlines()[1:]]
+    half = 2.776 * (2 / 3) ** 0.5
+    assert gained[:3] == [
+        ["imagenette-windows-global", "+0.50"],
+        ["imagenette-windows-7", "+2.00", f"{2 - half:+.2f}", "to", f"{2 + half:+.2f}"],
+        ["imagenette-windows-13", "+4.00", f"{4 - half:+.2f}", "to", f"{4 + half:+.2f}"],
+    ]
+    assert not any(line[:1] == ["imagenette-windows-global"] for line in gained[3:])  # of other epochs
+    print_runs_on("imagenette160", against="imagenette-windows-plain", as_json=True, folder=tmp_path)
+    (rows,) = json.loads(capsys.readouterr().out)["against"].values()
+    assert [round(row["difference"], 6) for row in rows] == [0.5, 2.0, 4.0]
+    assert rows[2]["interval"] == pytest.approx(half)
+    with pytest.raises(ValueError, match=r"no runs of 'plain' on these data; there are some of imagenette"):
+        print_runs_on("imagenette160", against="plain", folder=tmp_path)
+
+
+def test_t_is_the_tables_at_whole_degrees_of_freedom_and_falls_between():
+    assert [results.t_95(freedom) for freedom in (1, 2, 4, 30)] == [12.706, 4.303, 2.776, 2.042]
+    some = [results.t_95(1 + place / 7) for place in range(300)]
+    assert all(after <= before for before, after in pairwise(some))
+    assert results.t_95(4.5) == pytest.approx(2.660, abs=0.003)
 
 
 def test_data_without_results_are_named_with_those_that_have_some(tmp_path):

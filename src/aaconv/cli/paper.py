@@ -26,6 +26,8 @@ def add_commands(commands: Parser) -> None:
         metavar="DIR",
         help="read our runs from here; default: those of the package, and what `aaconv record` kept in results",
     )
+    differences = "with DATASET: the difference of the others to this recipe, with 95 %% intervals"
+    table.add_argument("--against", metavar="RECIPE", help=differences)
     add_json(table)
 
     about = "draw the learning curves of runs, or a figure of the paper"
@@ -53,8 +55,10 @@ def _table(chosen: argparse.Namespace) -> None:
     if chosen.results is not None and not Path(chosen.results).is_dir():
         raise FileNotFoundError(f"there is no folder {chosen.results} with results; `aaconv record` makes one")
     if isinstance(chosen.which, str) and chosen.which != "all":
-        print_runs_on(chosen.which, as_json=chosen.json, folder=chosen.results)
+        print_runs_on(chosen.which, against=chosen.against, as_json=chosen.json, folder=chosen.results)
         return
+    if chosen.against is not None:
+        raise ValueError("--against goes with the name of a data set, such as aaconv table cifar100")
     numbers = [] if chosen.which == "all" else [[chosen.which]]
     print_tables(*numbers, as_json=chosen.json, folder=chosen.results)
 

@@ -27,7 +27,10 @@ class OwnRow:
 
 
 def rows_on_other_data(table: PaperTable, ours: list[Experiment]) -> list[OwnRow]:
-    """Of each row and data set the longest experiment, then the one that changes least, then that with most runs."""
+    """Of each row and data set the longest experiment, then the one that changes least, then that with most runs; none
+    of a table that has no accuracies."""
+    if not any(name in table.columns for name in ACCURACY):
+        return []
     headline = metric_name(_headline(table))
     known = {other.dataset for other in TABLES.values()}
     found = []
@@ -71,4 +74,4 @@ def measured(one: Experiment, metric: str) -> str:
 
 
 def _headline(table: PaperTable) -> str:
-    return next((name for name in ACCURACY if name in table.columns), ACCURACY[0])
+    return next(name for name in ACCURACY if name in table.columns)

@@ -26,6 +26,7 @@ from ..runs.results import Experiment
 from ..utils.metrics import metric_name
 from ..utils.terminal import console, new_table
 from .cells import COUNTED, TRUE_GFLOPS, Cell, cells_of, of_table, on_other_data
+from .differences import differences, print_differences
 from .other_data import print_on_other_data, rows_on_other_data
 
 
@@ -67,18 +68,28 @@ def print_tables(
         output.print(f"{agree} of {len(counted)} counted cells agree to the printed precision", highlight=False)
 
 
-def print_runs_on(dataset: str, *, as_json: bool = False, folder: str | Path | None = None) -> None:
-    """Print our runs on one data set, by its name, each experiment with the interval of its mean and its command."""
+def print_runs_on(
+    dataset: str, *, against: str | None = None, as_json: bool = False, folder: str | Path | None = None
+) -> None:
+    """Print our runs on one data set, by its name, each experiment with the interval of its mean and its command.
+
+    against: a recipe that the others of as many epochs are compared with.
+    """
     ours = results.experiments(results.read(folder))
     found = [one for one in ours if one.dataset == dataset]
     if not found:
         there = ", ".join(dict.fromkeys(one.dataset for one in ours))
         known = f"a table is 1 to 9 or 'all', and our runs are on {there}" if there else "`aaconv record` keeps some"
         raise ValueError(f"there are no results on {dataset!r}; {known}")
+    compared = [] if against is None else differences(found, against)
     if as_json:
-        print(json.dumps({"runs": [_as_json(None, one) for one in found]}, indent=2))
+        gained = {} if against is None else {"against": {against: [one.as_json() for one in compared]}}
+        print(json.dumps({"runs": [_as_json(None, one) for one in found], **gained}, indent=2))
         return
-    _print_runs(console(), f"our runs on {dataset}", found, Experiment.interval)
+    output = console()
+    _print_runs(output, f"our runs on {dataset}", found, Experiment.interval)
+    if against is not None:
+        print_differences(output, against, compared)
 
 
 def _marks(encoding: str) -> dict[bool, str]:

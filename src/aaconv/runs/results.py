@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from functools import cache
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean, stdev, variance
 from typing import Any, get_type_hints
 
 from .. import recipes
@@ -43,6 +43,16 @@ T_95 = (
 """Student's t at 97.5 %, of 1 degree of freedom and more; beyond 30 the last is a little too wide."""
 
 Record = dict[str, Any]
+
+
+def t_95(freedom: float) -> float:
+    """Student's t at 97.5 %, for any degrees of freedom from 1 on: between whole ones linear in their reciprocal."""
+    below = min(int(freedom), len(T_95))
+    if below == len(T_95):
+        return T_95[-1]
+    part = (1 / below - 1 / freedom) / (1 / below - 1 / (below + 1))
+    return T_95[below - 1] + part * (T_95[below] - T_95[below - 1])
+
 
 _logger = logging.getLogger(__name__)
 
@@ -77,6 +87,21 @@ class Experiment:
         if deviation is None:
             return None
         return T_95[min(number - 2, len(T_95) - 1)] * deviation / math.sqrt(number)
+
+    def difference(self, other: "Experiment", metric: str) -> tuple[float, float | None] | None:
+        """How much higher the mean is than the other's, and half the width of its 95 % interval by Welch's t, which is
+        None where one has a single run; None if one has no run with the metric."""
+        ours, theirs = self.values(metric), other.values(metric)
+        if not ours or not theirs:
+            return None
+        apart = mean(ours) - mean(theirs)
+        if min(len(ours), len(theirs)) < 2:
+            return apart, None
+        squares = [variance(values) / len(values) for values in (ours, theirs)]
+        if not sum(squares):
+            return apart, 0.0
+        parts = (square**2 / (len(values) - 1) for square, values in zip(squares, (ours, theirs), strict=True))
+        return apart, t_95(sum(squares) ** 2 / sum(parts)) * math.sqrt(sum(squares))
 
     @property
     def parameters(self) -> int | None:
