@@ -15,13 +15,14 @@ from torch import nn
 from aaconv import AAConv2d, cli
 from aaconv.explore import write_figure, write_page
 from aaconv.explore.alignment import cell_shifts
-from aaconv.explore.capture import TOLERANCE, Layer, attention_layers, capture
+from aaconv.explore.capture import Layer, attention_layers, capture
+from aaconv.explore.factors import TOLERANCE
 from aaconv.explore.figure import overlay
 from aaconv.explore.images import fit, load_image, normalise
 from aaconv.explore.page import render
 from aaconv.explore.study import study
 from aaconv.runs.load import load_model
-from support.explored import LAYERS, NAME, small_network
+from support.explored import LAYERS, NAME, maps_of, small_network
 
 MODEL = "aa_small"
 
@@ -74,7 +75,7 @@ def test_packed_attention_is_the_layers_own(options):
     _, [facts], packed = capture(nn.Sequential(layer), x, {"0": layer})
     with torch.no_grad():
         exact = layer.attention_maps(x[None])[0].numpy()
-    maps = packed["0"].unpack(facts.height, facts.width).maps()
+    maps = maps_of(packed["0"], facts)
     assert maps.shape == exact.shape == (4, facts.height * facts.width, facts.height * facts.width)
     off = np.abs(maps - exact) / exact.max(-1, keepdims=True)
     assert off.max() <= TOLERANCE
@@ -103,7 +104,7 @@ def test_the_sharpest_position_is_found(loaded, image):
     looked_at = study(loaded, [image])
     for layer in looked_at.layers:
         packed = looked_at.pictures[0].attention[layer.name]
-        peaks = packed.unpack(layer.height, layer.width).maps().max(-1).mean(0)
+        peaks = maps_of(packed, layer).max(-1).mean(0)
         row, column = packed.focus
         assert peaks[row * layer.width + column] == pytest.approx(peaks.max(), rel=0.01)
         assert packed.peak == pytest.approx(peaks.max() * len(peaks), rel=0.01)
@@ -342,7 +343,10 @@ def test_a_folder_is_no_image(tmp_path):
         (["aa_small", "empty"], "there are no images in the folder empty"),
         (["aa_small", "cat.png", "--layers", "layer9"], "it has blocks."),
         (["aa_small", "cat.png", "-o", "nowhere/page.html"], "there is no folder nowhere"),
-        (["aa_small", "cat.png", "--size", "300"], "pages take at most 2500"),
+        (
+            ["aa_small", "cat.png", "--size", "300"],
+            "75 x 75, 31,640,625 weights per head, and pages take at most 16,777,216",
+        ),
         (["aa_small", "cat.png", "--size", "100000"], "at most 2048 pixels, got 100000"),
         (["aa_small", "cat.png", "--at", "3,3"], "needs --static"),
         (["aa_small", "cat.png", "--static", "figure.gif"], "must end in .png, .svg or .pdf"),

@@ -8,12 +8,20 @@ import numpy as np
 import pytest
 import timm
 import torch
+from timm.layers.halo_attn import HaloAttn
+from timm.models.mvitv2 import MultiScaleAttention
+from timm.models.vision_transformer_sam import VisionTransformerSAM
+from torch import nn
 
 from aaconv.data import open_dataset
 from aaconv.explore import show, write_page
 from aaconv.explore.capture import attention_layers
 from aaconv.explore.images import normalise
-from support.explored import NAME, small_network
+from aaconv.explore.page import render
+from aaconv.explore.study import study
+from aaconv.layers.accelerate import accelerate
+from support.accelerated_laws import drawn
+from support.explored import NAME, maps_of, small_network
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -352,4 +360,51 @@ def test_a_window_is_drawn_and_bounds_the_weights(browser, images, tmp_path):
         assert (np.array(shown) == 0).sum() == (exact[:, 3] == 0).sum() > 0
     box, cell = (page.locator(f"#marks .{name}").bounding_box() for name in ("window", "cell"))
     assert box["width"] > 3 * cell["width"]
+    page.close()
+
+
+class Strange(nn.Module):
+    """Attention whose keys are not all the queries: padded windows, a halo, and a coarser map with a class token."""
+
+    def __init__(self):
+        super().__init__()
+        self.sam = VisionTransformerSAM(
+            img_size=32, patch_size=4, embed_dim=16, depth=1, num_heads=2, num_classes=2, use_rel_pos=True,
+            window_size=6, global_attn_indexes=(), neck_chans=8,
+        )  # fmt: skip
+        self.halo = HaloAttn(8, 16, stride=2, num_heads=2, block_size=4, halo_size=2)
+        pooled = {"kernel_kv": (3, 3), "stride_kv": (2, 2), "has_cls_token": True, "rel_pos_type": "spatial"}
+        self.coarse = MultiScaleAttention(64, 64, (4, 4), num_heads=2, **pooled)
+
+    def forward(self, x):
+        x = self.sam.forward_features(x)  # [1, 8, 8, 8]
+        self.coarse(self.halo(x).flatten(1).reshape(1, 4, 64).repeat(1, 5, 1)[:, :17], [4, 4])
+        return x.mean((2, 3))[:, :2]
+
+
+@torch.no_grad()
+def test_keys_that_are_not_the_queries(browser, images, tmp_path):
+    """The page computes what Factors does, which is held against the networks' own weights elsewhere."""
+    torch.manual_seed(0)
+    loaded = replace(small_network(), model=drawn(Strange(), torch.float32).eval())
+    accelerate(loaded.model)
+    looked_at = study(loaded, list(images[:1]))
+    (tmp_path / "page.html").write_text(render(looked_at), encoding="utf-8")
+    page = browser.new_page(viewport={"width": 1200, "height": 900})
+    page.goto((tmp_path / "page.html").as_uri())
+    page.wait_for_function("window.aaconv && window.aaconv.ready")
+    assert [layer.grid.key_map for layer in looked_at.layers] == [(8, 8), (8, 8), (2, 2)]
+    for index, layer in enumerate(looked_at.layers):
+        exact = maps_of(looked_at.pictures[0].attention[layer.name], layer)
+        for row, column in np.ndindex(layer.height, layer.width):
+            at = [0, index, row, column]
+            shown = np.array(page.evaluate("(at) => window.aaconv.weights(...at).map((head) => [...head])", at))
+            expected = exact[:, row * layer.width + column]
+            assert np.abs(shown - expected).max() <= PRECISION * expected.max()
+    page.goto((tmp_path / "page.html").as_uri() + "#layer=sam.blocks.0.attn&at=0.97,0.97")
+    page.reload()
+    page.wait_for_function("window.aaconv && window.aaconv.ready")
+    assert "outside" in page.locator("#heads .caption").first.inner_text()
+    box, cell = (page.locator(f"#marks .{name}").bounding_box() for name in ("window", "cell"))
+    assert box["width"] == pytest.approx(2 * cell["width"], rel=0.1)  # columns 7 and 8; four more are padding
     page.close()

@@ -1,5 +1,6 @@
 """A small network with sharp attention at two resolutions, for the tests of the explorer."""
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -40,3 +41,9 @@ def small_network():
         source=NAME,
         metrics=None,
     )
+
+
+def maps_of(packed, layer):
+    """What the page computes for all positions: [heads, cells of the queries' map, cells of the keys' map]."""
+    factors = packed.unpack(layer.grid)
+    return np.stack([factors.row(*cell) for cell in np.ndindex(layer.height, layer.width)], axis=1)

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from ..layers.aaconv import AAConv2d
 from ..layers.families_2d import Packed
+from ..layers.families_decomposed import MultiScale
 from .accelerated import accelerated
 
 
@@ -24,8 +25,9 @@ def cell_shifts(model: nn.Module, images: Tensor, names: list[str]) -> dict[str,
     Layers with maps of one size are taken to be alike. (0, 0) where the copy does not tell.
     """
     seen: dict[str, Tensor] = {}
-    # Attention over [batch, height, width, channels] follows an embedding of patches, which divide the image evenly.
-    convolutional = [name for name in names if not isinstance(accelerated(model.get_submodule(name)), Packed)]
+    # Attention over patches: SAM's divide the image evenly; MViTv2's, which overlap, are drawn as if they did.
+    patches = Packed, MultiScale
+    convolutional = [name for name in names if not isinstance(accelerated(model.get_submodule(name)), patches)]
     if not convolutional:
         return dict.fromkeys(names, (0.0, 0.0))
     try:

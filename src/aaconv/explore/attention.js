@@ -39,36 +39,57 @@ function sees({ step, spans }, here, there) {
   return there >= first && there <= last && (there - here) % step === 0;
 }
 
-/** The weights that the position in `row`, `column` of a layer's map gives to all others: one Float32Array a head. */
+/** The weight of each key that a position sees, if it looks evenly. */
+const evenly = ({ grid }) => 1 / (grid.leading + grid.keys[0] * grid.keys[1]);
+
+/** The block of queries that a cell lies in, and where its keys begin on their map. */
+function blockOf({ grid }, row, column) {
+  const place = [Math.floor(row / grid.queries[0]), Math.floor(column / grid.queries[1])];
+  return { number: place[0] * grid.blocks[1] + place[1], keys: place.map((n, axis) => n * grid.step[axis] - grid.halo[axis]) };
+}
+
+/** The weights that the position in `row`, `column` of a layer's map gives to all cells of its keys' map: one
+ *  Float32Array per head. Keys that are not on it, padding or a class token, take what is missing to 1. */
 function weights(image, layer, row, column) {
-  const { heads, height, width, depth, window } = data.layers[layer];
-  const { q, k, rel_h, rel_w, tables } = factors(image, layer);
-  const pixels = height * width;
+  const { heads, depth, window, grid } = data.layers[layer];
+  const { q, k, rel_h, rel_w, rows, columns, tables } = factors(image, layer);
+  const [keyRows, keyColumns] = grid.keys, [mapRows, mapColumns] = grid.key_map;
+  const block = blockOf(data.layers[layer], row, column), blocks = grid.blocks[0] * grid.blocks[1];
+  const inBlock = [row % grid.queries[0], column % grid.queries[1]];
+  const queries = grid.queries[0] * grid.queries[1], keys = grid.leading + keyRows * keyColumns;
   const dot = (a, from, b, other) => {
     let sum = 0;
     for (let d = 0; d < depth; d++) sum += a[from + d] * b[other + d];
     return sum;
   };
   return Array.from({ length: heads }, (_, head) => {
-    const query = (head * pixels + row * width + column) * depth;
+    const number = (head * blocks + block.number) * queries + inBlock[0] * grid.queries[1] + inBlock[1];
+    const query = number * depth, first = (head * blocks + block.number) * keys * depth;
     const table = tables > 1 ? head : 0;
-    const distance = (rel, length, here, axis) => Float32Array.from({ length }, (_, there) => {
+    const bias = (rel, lines, length, here, axis) => Float32Array.from({ length }, (_, there) => {
+      if (lines) return lines[number * length + there];
       if (axis && !sees(axis, here, there)) return -Infinity;
       const steps = (there - here) / (axis ? axis.step : 1), longest = axis ? axis.longest : length;
       return tables ? dot(q, query, rel, (table * (2 * longest - 1) + steps + longest - 1) * depth) : 0;
     });
-    const byRow = distance(rel_h, height, row, window?.rows);
-    const byColumn = distance(rel_w, width, column, window?.columns);
-    const result = new Float32Array(pixels);
+    const byRow = bias(rel_h, rows, keyRows, inBlock[0], window?.rows);
+    const byColumn = bias(rel_w, columns, keyColumns, inBlock[1], window?.columns);
+    const result = new Float32Array(keys), shown = new Float32Array(mapRows * mapColumns);
     let most = -Infinity;
-    for (let j = 0; j < pixels; j++) {
-      result[j] = dot(q, query, k, (head * pixels + j) * depth) + byRow[Math.floor(j / width)] + byColumn[j % width];
+    for (let j = 0; j < keys; j++) {
+      const place = j - grid.leading;
+      result[j] = dot(q, query, k, first + j * depth);
+      if (place >= 0) result[j] += byRow[Math.floor(place / keyColumns)] + byColumn[place % keyColumns];
       if (result[j] > most) most = result[j];
     }
     let sum = 0;
-    for (let j = 0; j < pixels; j++) sum += result[j] = Math.exp(result[j] - most);
-    for (let j = 0; j < pixels; j++) result[j] /= sum;
-    return result;
+    for (let j = 0; j < keys; j++) sum += result[j] = Math.exp(result[j] - most);
+    for (let j = grid.leading; j < keys; j++) {
+      const y = block.keys[0] + Math.floor((j - grid.leading) / keyColumns);
+      const x = block.keys[1] + (j - grid.leading) % keyColumns;
+      if (y >= 0 && y < mapRows && x >= 0 && x < mapColumns) shown[y * mapColumns + x] = result[j] / sum;
+    }
+    return shown;
   });
 }
 

@@ -73,7 +73,8 @@ def _positions(at: Sequence[tuple[float, float]] | None, size: int) -> list[tupl
 def draw(looked_at: Study, layer: Layer, positions: Sequence[tuple[float, float]]) -> Figure:
     """The first image at the left, beside it a row a head and a column a position."""
     picture = looked_at.pictures[0]
-    maps = picture.attention[layer.name].unpack(layer.height, layer.width).maps()
+    factors = picture.attention[layer.name].unpack(layer.grid)
+    maps = [factors.row(*layer.cell(x, y)) for x, y in positions]
     height = layer.heads * (CELL + GAP) + 0.72
     left = min(3.4, height - 0.72)
     width = left + LABEL + len(positions) * (CELL + GAP) + 0.3
@@ -98,7 +99,7 @@ def draw(looked_at: Study, layer: Layer, positions: Sequence[tuple[float, float]
         for index, (x, y) in enumerate(positions):
             row, column = layer.cell(x, y)
             axes = place(0.1 + left + LABEL + index * (CELL + GAP), top, CELL)
-            _show(axes, overlay(picture, maps[head, row * layer.width + column], layer))
+            _show(axes, overlay(picture, maps[index][head], layer))
             _cross(axes, *layer.centre(row, column), 4)
             if head == 0:
                 axes.text(0.5, 1.03, str(index + 1), transform=axes.transAxes, ha="center", fontweight="bold")
@@ -106,11 +107,11 @@ def draw(looked_at: Study, layer: Layer, positions: Sequence[tuple[float, float]
 
 
 def overlay(picture: Picture, weights: np.ndarray, layer: Layer) -> np.ndarray:
-    """The image in grey under one row of a map [HW], as the page draws it: [side, side, 3] from 0 to 1."""
-    part = np.minimum(1, weights / max(weights.max(), NOTABLE / len(weights))).reshape(layer.height, layer.width)
+    """The image in grey under one row of a map [cells of the keys], as the page draws it: [side, side, 3], 0 to 1."""
+    part = np.minimum(1, weights / max(weights.max(), NOTABLE / layer.grid.keys_of_block)).reshape(layer.grid.key_map)
     pixels = np.repeat(np.repeat(_pixels(picture), FINE, axis=0), FINE, axis=1)
     place = (np.arange(len(pixels)) + 0.5) / len(pixels)
-    cells = [layer.cell(x, x) for x in place]
+    cells = [layer.key_cell(x, x) for x in place]
     part = part[np.ix_([row for row, _ in cells], [column for _, column in cells])]
     grey = pixels @ np.array([0.3, 0.59, 0.11])
     base = 0.15 * pixels + 0.85 * grey[..., None]

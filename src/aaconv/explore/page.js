@@ -7,8 +7,8 @@ const MOST_PINS = 9;
 const pictures = data.images.map(() => null);
 
 function overlayOf(map, largestWeight) {
-  const { height, width } = data.layers[state.layer];
-  const top = Math.max(largestWeight, NOTABLE / map.length);
+  const [height, width] = data.layers[state.layer].grid.key_map;
+  const top = Math.max(largestWeight, NOTABLE * evenly(data.layers[state.layer]));
   // One more cell around, like the nearest: a shifted grid then covers the image, and smoothing has no dark rim.
   const canvas = new OffscreenCanvas(width + 2, height + 2), context = canvas.getContext("2d");
   const painted = context.createImageData(width + 2, height + 2);
@@ -31,7 +31,7 @@ function paint(canvas, side, map, top, marked) {
   context.drawImage(map ? picture.grey : picture.image, 0, 0, sharp, sharp);
   if (map) {
     context.imageSmoothingEnabled = state.smooth;
-    const { height, width, shift } = data.layers[state.layer];
+    const { grid, key_shift: shift } = data.layers[state.layer], [height, width] = grid.key_map;
     const left = (shift[1] - 1 / width) * sharp, above = (shift[0] - 1 / height) * sharp;
     context.drawImage(overlayOf(map, top), left, above, (1 + 2 / width) * sharp, (1 + 2 / height) * sharp);
   }
@@ -50,6 +50,12 @@ function paint(canvas, side, map, top, marked) {
 const percent = (value) => `${(100 * value).toLocaleString("en", { maximumSignificantDigits: 2 })} %`;
 const place = () => state.hover || state.at;
 
+/** What a position gives to padding beyond the image, or to a class token. */
+function elsewhere(map) {
+  const rest = 1 - map.reduce((sum, weight) => sum + weight, 0);
+  return rest >= 0.005 ? `\n${percent(rest)} outside` : "";
+}
+
 function drawPosition() {
   const { row, column } = cell(place());
   const maps = weights(state.image, state.layer, row, column);
@@ -57,26 +63,35 @@ function drawPosition() {
   headTiles.forEach((tile, head) => {
     const own = largest(maps[head]);
     paint(tile.canvas, 190, maps[head], state.shared ? most : own, place());
-    tile.peak.textContent = `max ${percent(own)}`;
+    tile.peak.textContent = `max ${percent(own)}${elsewhere(maps[head])}`;
     tile.button.setAttribute("aria-pressed", String(state.head === head));
   });
   const shown = state.head === null ? null : state.head === "mean" ? mean(maps) : maps[state.head];
   paint(element("image"), element("stage").clientWidth || 400, shown, shown && (state.shared ? most : largest(shown)));
-  const floor = NOTABLE / maps[0].length;
+  const floor = NOTABLE * evenly(data.layers[state.layer]);
   element("most").textContent = state.shared ? percent(Math.max(most, floor)) :
     `the largest weight of each map, at least ${percent(floor)}`;
   drawMarks(row, column);
 }
 
+/** The first and last row and column of the keys' map that a position sees; null where it sees all of it. */
+function seenFrom(row, column) {
+  const { window, grid } = data.layers[state.layer];
+  if (window) return [window.rows.spans[row], window.columns.spans[column]];
+  if (grid.blocks[0] * grid.blocks[1] === 1) return null;
+  return blockOf(data.layers[state.layer], row, column).keys.map((first, axis) =>
+    [Math.max(0, first), Math.min(grid.key_map[axis], first + grid.keys[axis]) - 1]);
+}
+
 function drawMarks(row, column) {
-  const side = element("stage").clientWidth || 400, { height, width, shift, window } = data.layers[state.layer];
+  const layer = data.layers[state.layer], { height, width, shift } = layer;
+  const side = element("stage").clientWidth || 400;
   element("marks").setAttribute("viewBox", `0 0 ${side} ${side}`);
-  const [w, h] = [side / width, side / height];
-  const boxOf = ([top, bottom], [left, right]) =>
-    `x="${left * w + shift[1] * side}" y="${top * h + shift[0] * side}" ` +
-    `width="${(right - left + 1) * w}" height="${(bottom - top + 1) * h}" rx="2"`;
-  const box = boxOf([row, row], [column, column]);
-  const seen = window ? boxOf(window.rows.spans[row], window.columns.spans[column]) : null;
+  const boxOf = ([top, bottom], [left, right], [rows, columns], moved) =>
+    `x="${(left / columns + moved[1]) * side}" y="${(top / rows + moved[0]) * side}" ` +
+    `width="${(right - left + 1) * side / columns}" height="${(bottom - top + 1) * side / rows}" rx="2"`;
+  const box = boxOf([row, row], [column, column], [height, width], shift), lines = seenFrom(row, column);
+  const seen = lines ? boxOf(...lines, layer.grid.key_map, layer.key_shift) : null;
   const around = seen ? `<rect class="under" ${seen}/><rect class="window" ${seen}/>` : "";
   const crosses = state.pins.map((pin, index) => {
     const x = pin.x * side, y = pin.y * side;
@@ -165,8 +180,11 @@ function makeHeads() {
 function makeLayers() {
   element("layers").replaceChildren(...data.layers.map((layer, index) => {
     const button = make("button", ""), coarse = layer.downsample ? ", halved" : layer.stride > 1 ? ", strided" : "";
-    const local = layer.window ? `, window ${layer.window.rows.longest} × ${layer.window.columns.longest}` : "";
-    button.append(make("span", layer.name, "name"), make("span", `${layer.height} × ${layer.width}${coarse}${local}`, "size"));
+    const { keys, key_map, blocks } = layer.grid, several = blocks[0] * blocks[1] > 1;
+    const of = layer.window ? [layer.window.rows.longest, layer.window.columns.longest] : several ? keys : null;
+    const pooled = key_map.join() === [layer.height, layer.width].join() ? "" : `, keys ${key_map.join(" × ")}`;
+    const local = of ? `, window ${of.join(" × ")}` : "";
+    button.append(make("span", layer.name, "name"), make("span", `${layer.height} × ${layer.width}${coarse}${pooled}${local}`, "size"));
     button.onclick = () => { state.layer = index; change("layer"); };
     return button;
   }));
@@ -198,7 +216,7 @@ function drawWords() {
   const layer = data.layers[state.layer], image = data.images[state.image];
   element("name").textContent = image.name;
   element("heading").textContent = `${layer.heads} heads of ${layer.name}`;
-  element("even").textContent = percent(1 / (layer.height * layer.width));
+  element("even").textContent = percent(evenly(layer));
   [...element("layers").children].forEach((button, index) =>
     button.setAttribute("aria-current", String(index === state.layer)));
   [...element("strip").children].forEach((button, index) =>
@@ -367,7 +385,7 @@ async function start() {
   element("version").textContent = data.version;
   element("precision").textContent =
     `The page holds the queries, keys and relative tables of each layer in 16 bits, or 32 where these are too few, ` +
-    `and computes the weights itself. They differ from AAConv2d.attention_maps by at most ${percent(data.error)} of a row's largest weight.`;
+    `and computes the weights itself. They differ from the network's own by at most ${percent(data.error)} of a row's largest weight.`;
   const legend = element("legend").getContext("2d");
   for (let i = 0; i < 256; i++) {
     legend.fillStyle = `rgb(${colours.slice(3 * i, 3 * i + 3).join(" ")})`;

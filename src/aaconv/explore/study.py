@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,8 @@ from ..layers.accelerate import accelerate
 from ..runs.load import TrainedModel, load_model, measured
 from ..utils.metrics import metric_title, telling
 from .alignment import cell_shifts
-from .capture import Layer, Packed, attention_layers, capture, has_attention
+from .capture import Layer, attention_layers, capture, has_attention
+from .factors import Packed
 from .images import each_image, fit, load_image, normalise
 
 TOP = 5
@@ -90,7 +91,7 @@ def study(
         look(pictures[-1], len(images))
     shifts = cell_shifts(loaded.model, normalise(shown, loaded.mean, loaded.std)[None], list(chosen))
     parts = {name: (down / size, right / size) for name, (down, right) in shifts.items()}
-    facts = [replace(layer, shift=parts[layer.name]) for layer in facts]
+    facts = [layer.shifted(*parts[layer.name]) for layer in facts]
     return Study(title, _facts(loaded), loaded.trained, size, facts, pictures)
 
 

@@ -35,17 +35,22 @@ class Halo(Accelerated):
     def compute(self, x: Tensor) -> Tensor:
         module, side = self.module, self.module.block_size_ds
         blocks = [length // module.block_size for length in x.shape[2:]]
-        q = self._in_blocks(module.q(x), blocks)
+        out = attend_decomposed(*self.attention_inputs(x), scale=module.scale)
+        # [batch * heads, blocks, queries, depth] -> [batch, channels, height, width]
+        out = out.unflatten(2, (side, side)).unflatten(1, blocks).permute(0, 5, 1, 3, 2, 4)
+        return module.pool(out.reshape(len(x), -1, blocks[0] * side, blocks[1] * side))
+
+    def attention_inputs(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+        """q, k, v, rows and columns as attend_decomposed takes them: [batch * heads, blocks, ...]."""
+        module, side = self.module, self.module.block_size_ds
+        q = self._in_blocks(module.q(x), [length // module.block_size for length in x.shape[2:]])
         k, v = self._in_windows(module.kv(x)).split([self.depth, module.dim_head_v], dim=-1)
         distance = torch.arange(module.win_size, device=x.device) - torch.arange(side, device=x.device)[:, None]
         index = distance + module.win_size - 1
         rows, columns = relative_logits(q, (side, side), *(table[index] for table in self.tables()))
         if module.scale_pos_embed:
             rows, columns = rows * module.scale, columns * module.scale
-        out = attend_decomposed(q, k, v, rows, columns, scale=module.scale)
-        # [batch * heads, blocks, queries, depth] -> [batch, channels, height, width]
-        out = out.unflatten(2, (side, side)).unflatten(1, blocks).permute(0, 5, 1, 3, 2, 4)
-        return module.pool(out.reshape(len(x), -1, blocks[0] * side, blocks[1] * side))
+        return q, k, v, rows, columns
 
     def _in_blocks(self, q: Tensor, blocks: list[int]) -> Tensor:
         """[batch, channels, height, width] -> [batch * heads, blocks, queries of one, depth]."""
@@ -90,24 +95,40 @@ class MultiScale(Accelerated):
         return switches and tables and has_numbers(module, "num_heads", "dim_out") and has_parts(module, "qkv", "proj")
 
     def compute(self, x: Tensor, feat_size: Sequence[int]) -> tuple[Tensor, Sequence[int]]:
+        q, k, v, q_size, k_size = self._projected(x, feat_size)
+        out = attend_decomposed(*self._operands(q, k, v, q_size, k_size), scale=self.module.scale)
+        if self.module.residual_pooling:
+            out = out + q
+        return self.module.proj(out.transpose(1, 2).flatten(2)), q_size
+
+    def attention_inputs(
+        self, x: Tensor, feat_size: Sequence[int]
+    ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor], Sequence[int], Sequence[int]]:
+        """q, k, v, rows and columns as attend_decomposed takes them, and the sizes of the maps of queries and keys."""
+        q, k, v, q_size, k_size = self._projected(x, feat_size)
+        return self._operands(q, k, v, q_size, k_size), q_size, k_size
+
+    def _projected(
+        self, x: Tensor, feat_size: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Tensor, Sequence[int], Sequence[int]]:
+        """q, k and v, pooled, and the sizes of the maps of queries and keys."""
         module = self.module
         q, k, v = module.qkv(x).unflatten(-1, (3, self.num_heads, -1)).permute(2, 0, 3, 1, 4)
         q, q_size = self._pooled(q, module.pool_q, module.norm_q, feat_size)
         k, k_size = self._pooled(k, module.pool_k, module.norm_k, feat_size)
         v, _ = self._pooled(v, module.pool_v, module.norm_v, feat_size)
-        out = self._attend(q, k, v, q_size, k_size)
-        if module.residual_pooling:
-            out = out + q
-        return module.proj(out.transpose(1, 2).flatten(2)), q_size
+        return q, k, v, q_size, k_size
 
-    def _attend(self, q: Tensor, k: Tensor, v: Tensor, q_size: Sequence[int], k_size: Sequence[int]) -> Tensor:
+    def _operands(
+        self, q: Tensor, k: Tensor, v: Tensor, q_size: Sequence[int], k_size: Sequence[int]
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
         q, k, v = (part.to(_dtype_of_products(part)) for part in (q, k, v))
         token = int(self.module.has_cls_token)
         index = (_distances(*lengths, q.device) for lengths in zip(q_size, k_size, strict=True))
         by_place = (table[distances] for table, distances in zip(self.tables(), index, strict=True))
         bias = relative_logits(q[:, :, token:], q_size, *by_place)
         rows, columns = (F.pad(part, (0, 0, token, 0)) for part in bias)
-        return attend_decomposed(q, k, v, rows, columns, scale=self.module.scale)
+        return q, k, v, rows, columns
 
     def _pooled(
         self, part: Tensor, pool: nn.Module | None, norm: nn.Module | None, size: Sequence[int]
