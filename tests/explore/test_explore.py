@@ -18,6 +18,7 @@ from aaconv.explore.alignment import cell_shifts
 from aaconv.explore.capture import Layer, attention_layers, capture
 from aaconv.explore.factors import TOLERANCE
 from aaconv.explore.figure import overlay
+from aaconv.explore.grid import Grid
 from aaconv.explore.images import fit, load_image, normalise
 from aaconv.explore.page import render
 from aaconv.explore.study import study
@@ -283,7 +284,7 @@ def test_cells_lie_where_the_network_looks(network, shift):
 
 
 def test_cells_and_their_middles_belong_together():
-    layer = Layer("conv", 8, 14, 7, 20, 1, 0, shift=(-7.5 / 224, -15.5 / 224))
+    layer = Layer("conv", 8, 14, 7, 20, Grid.whole(14, 7), 1, 0, shift=(-7.5 / 224, -15.5 / 224))
     for row in range(14):
         for column in range(7):
             assert layer.cell(*layer.centre(row, column)) == (row, column)
