@@ -64,7 +64,7 @@ def work_through(jobs: Sequence[Job], options: Sequence[str], *, at_once: int, r
             while waiting and len(running) < at_once:
                 job = waiting.pop(0)
                 if is_finished(job.folder):
-                    say(job, _record(job, results))
+                    failed += _record(job, results)
                     continue
                 running[job] = _start(job, options)
             time.sleep(0.2)
@@ -72,7 +72,7 @@ def work_through(jobs: Sequence[Job], options: Sequence[str], *, at_once: int, r
                 if process.poll() is not None:
                     del running[job]
                     if process.returncode == 0:
-                        say(job, _record(job, results))
+                        failed += _record(job, results)
                     else:
                         failed.append(job)
                         say(job, f"failed: {_last_line(job.log)}")
@@ -95,11 +95,14 @@ def _start(job: Job, options: Sequence[str]) -> subprocess.Popen:
         return subprocess.Popen(command, stdout=log, stderr=log, start_new_session=True)
 
 
-def _record(job: Job, results: Path) -> str:
+def _record(job: Job, results: Path) -> list[Job]:
+    """Empty, or the job if there is no record of it now."""
     try:
-        return f"recorded in {record_result(job.folder, results)}"
+        say(job, f"recorded in {record_result(job.folder, results)}")
     except ValueError as error:
-        return f"not recorded: {error}"
+        say(job, f"not recorded: {error}")
+        return [job]
+    return []
 
 
 def _last_line(log: Path) -> str:

@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -85,6 +86,10 @@ def test_what_is_finished_is_skipped_what_was_cut_off_is_resumed_and_failures_ar
     assert queue.main(words) == 0
     assert "demo-aa-seed0  begins" in capsys.readouterr().out
     assert len(list(results.glob("*/*.json"))) == 3
+    (other,) = results.glob("*/demo-aa-*.json")
+    other.write_text(json.dumps(json.loads(other.read_text()) | {"loss": 1.0}))
+    assert queue.main(words) == 1
+    assert re.search(r"demo-aa-seed0  not recorded: .*\n2 finished, 1 failed", capsys.readouterr().out, re.DOTALL)
 
 
 def test_a_wrong_name_is_told(queue, capsys):

@@ -61,7 +61,7 @@ def finished_run(folder, recipe, top1):
 def test_a_result_appears_in_the_papers_table(tmp_path):
     recipe = tiny(model=Model("aa_wrn28_10"), data="cifar100", train_limit=None, eval_limit=None, seed=3, epochs=500)
     path = record_result(finished_run(tmp_path / "run", recipe, 81.6))
-    assert re.fullmatch(r"results/cifar100/aa_wrn28_10-recipe_tiny-[0-9a-f]{6}-seed3\.json", str(path))
+    assert re.fullmatch(r"results/cifar100/tiny-[0-9a-f]{6}-seed3\.json", str(path))
     assert read_csv(path) == "epoch,top1\n1,81.6\n"
     found = [cell for cell in cells([1]) if cell.column == "top-1" and cell.ours is not None]
     assert [cell.exact for cell in found] == [81.6]
@@ -77,7 +77,7 @@ def read_csv(path):
 def test_results_on_part_of_the_images_are_kept_apart(run, tmp_path):
     path = record_result(run, tmp_path / "results")
     assert path.parent == tmp_path / "results/shapes-part"
-    assert re.fullmatch(r"aa_small-num_heads_2-recipe_tiny-[0-9a-f]{6}-seed0\.json", path.name)
+    assert re.fullmatch(r"tiny-[0-9a-f]{6}-seed0\.json", path.name)
 
 
 def test_a_changed_recipe_has_a_record_of_its_own(tmp_path):
@@ -88,7 +88,7 @@ def test_a_changed_recipe_has_a_record_of_its_own(tmp_path):
         summary = json.loads((folder / "summary.json").read_text()) | {"overrides": overrides_of(recipe)}
         (folder / "summary.json").write_text(json.dumps(summary))
     first, second = (record_result(tmp_path / name, tmp_path / "kept") for name in "01")
-    assert (first.name, second.name) == ("aa_wrn16_4-seed0.json", "aa_wrn16_4-epochs_100-seed0.json")
+    assert (first.name, second.name) == ("cifar100-small-aa-seed0.json", "cifar100-small-aa-epochs_100-seed0.json")
     assert json.loads(second.read_text())["overrides"] == {"epochs": 100, "workers": 0}  # no folder of this machine
 
 
@@ -116,7 +116,26 @@ def test_runs_on_different_parts_of_the_images_lie_side_by_side(tmp_path):
         records.append(record_result(folder, tmp_path / "kept"))
     assert {path.parent.name for path in records} == {"shapes-part"}
     names = ["", "-eval_limit_100", "-eval_limit_200", "-eval_limit_100-train_limit_500"]
-    assert [path.name for path in records] == [f"aa_small{name}-seed0.json" for name in names]
+    assert [path.name for path in records] == [f"demo-aa{name}-seed0.json" for name in names]
+
+
+def test_every_recipe_of_the_catalogue_has_records_of_its_own(tmp_path):
+    """Several train the same network on the same images."""
+    names = [name for name in recipes.names("imagenette-*") if recipes.get(name).model.name == "plain_resnet50"]
+    assert len(names) > 1
+    runs = [finished_run(tmp_path / name, recipes.get(name), 70.0) for name in names]
+    records = [record_result(run, tmp_path / "kept") for run in runs]
+    assert [path.name for path in records] == [f"{name}-seed0.json" for name in names]
+
+
+def test_another_network_is_named(tmp_path):
+    for number, options in enumerate(({}, {"num_heads": 2})):
+        recipe = replace(recipes.get("demo-aa"), model=Model("aa_wrn16_4", options))
+        folder = finished_run(tmp_path / str(number), recipe, 60.0)
+        summary = json.loads((folder / "summary.json").read_text()) | {"overrides": overrides_of(recipe)}
+        (folder / "summary.json").write_text(json.dumps(summary))
+    records = [record_result(tmp_path / name, tmp_path / "kept").name for name in "01"]
+    assert records == ["demo-aa-model_aa_wrn16_4-seed0.json", "demo-aa-model_aa_wrn16_4-num_heads_2-seed0.json"]
 
 
 def test_only_finished_runs_have_results(run, tmp_path):

@@ -25,9 +25,9 @@ from .run_folder import (
 
 
 def record_result(run: str | Path, folder: str | Path = results.RESULTS) -> Path:
-    """Copy the small record of a finished run to folder/DATASET/MODEL-OPTIONS-seedN.json, and its metrics beside it.
+    """Copy the small record of a finished run to folder/DATASET/RECIPE-CHANGES-seedN.json, and its metrics beside it.
 
-    Behind the options stands what else was changed in the recipe. `aaconv table` and `aaconv plot` read the files.
+    `aaconv table` and `aaconv plot` read the files.
     """
     run = Path(run)
     check_finished(run)
@@ -79,16 +79,17 @@ def _dataset_of(run: Path, summary: dict[str, Any], recipe: Recipe) -> str:
 
 
 def _file_name(record: results.Record, recipe: Recipe) -> str:
+    """RECIPE-CHANGES-seedN.json; several recipes train one network on the same images, so its name would not do."""
     changes, options = diff.changes_of(record), record["options"]
     own_network = changes.pop("model", None) is not None
-    known, nested = recipe.name in recipes.names(), any(isinstance(value, list | dict) for value in options.values())
-    if not known or (nested and own_network):
-        # Most of its fields are not the defaults: too many for a name.
-        digest = hashlib.sha256(diff.experiment_key(recipe).encode()).hexdigest()[:6]
-        changes = {"recipe": f"{recipe.name}-{digest}"}
-    elif nested:
-        changes = {"recipe": recipe.name} | changes
-    options = {} if nested else options  # a name cannot hold them; that of the recipe stands for them
-    parts = [f"{name}_{value}" for some in (options, changes) for name, value in sorted(some.items())]
-    name = "-".join([record["model"], *parts, f"seed{record['seed']}"])
+    parts = [recipe.name]
+    if recipe.name not in recipes.names() or (
+        own_network and any(isinstance(x, list | dict) for x in options.values())
+    ):
+        # More was changed than a name can hold.
+        parts.append(hashlib.sha256(diff.experiment_key(recipe).encode()).hexdigest()[:6])
+    else:
+        network = {"model": record["model"], **options} if own_network else {}
+        parts += [f"{name}_{value}" for some in (network, changes) for name, value in sorted(some.items())]
+    name = "-".join([*parts, f"seed{record['seed']}"])
     return f"{re.sub(r'[^A-Za-z0-9_.-]+', '_', name)}.json"
