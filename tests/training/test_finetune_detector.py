@@ -155,7 +155,7 @@ def test_images_are_normalised_as_the_weights_know_them(run, recipe):
 
 
 def test_the_run_is_loaded_again_without_the_file(run, weights, monkeypatch):
-    monkeypatch.setattr("aaconv.tasks.task.read_weights", None)  # whoever reads it, fails
+    monkeypatch.setattr("aaconv.tasks.pretrained_file.read_weights", None)  # whoever reads it, fails
     loaded = load_model(run, weights="last")
     again = timm.create_model(f"local-dir:{run}", pretrained=True).eval()
     images = torch.randn(2, 3, 32, 32)

@@ -76,10 +76,11 @@ def create_base(name: str, *, img_size: int | None = None, **options: Any) -> nn
         if img_size is not None and _has_a_size(name):
             options["img_size"] = img_size
         return timm.create_model(name, **options)
+    options.pop("cache_dir", None)
+    if options.pop("pretrained_cfg_overlay", None):
+        raise ValueError(f"{name} takes no file of weights: leave it out, or name a network of timm's")
     if options.pop("pretrained", False):
         options["weights"] = "DEFAULT"
-    for unknown in ("pretrained_cfg_overlay", "cache_dir"):
-        options.pop(unknown, None)
     return torchvision.models.get_model(name.removeprefix(TORCHVISION), **options)
 
 

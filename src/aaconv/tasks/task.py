@@ -10,12 +10,12 @@ from torch import Tensor, nn
 
 from ..data.transforms import INTERPOLATION
 from ..models import create_model
-from ..recipes.recipe import Model, Recipe
+from ..recipes.recipe import Recipe
 from ..utils.distributed import World
 from ..utils.errors import one_line
 from ..utils.hub_access import hub_weights
-from ..utils.weights import read_weights
-from ..utils.weights_folder import own_file, weights_folder
+from ..utils.weights_folder import weights_folder
+from .pretrained_file import check_loaded, file_of, watching_loads, with_weights
 
 
 @dataclass(frozen=True)
@@ -64,19 +64,21 @@ class Task(ABC):
     def create(self, info: DataInfo, start: bool, **options: Any) -> nn.Module:
         """timm's create_model with the recipe's keywords over these; whatever a constructor raises is a ValueError."""
         model = self.recipe.model
-        options |= with_weights(model) if start else model.network_options
-        base = model.base
+        base, file = model.base, file_of(model) if start else None
+        options |= model.network_options if not start else model.options if file is None else with_weights(model, file)
         from_hub = options.get("pretrained") and not options.get("pretrained_cfg_overlay")
         place = weights_folder() / f"{base.partition('.')[0]}.safetensors"
         way_out = f"put a file of them at {place} and start again, or name one with --pretrained FILE"
         try:
-            with hub_weights(base, way_out) if from_hub else nullcontext():
+            with hub_weights(base, way_out) if from_hub else nullcontext(), watching_loads() as loads:
                 network = create_model(model.name, num_classes=len(info.classes), **options)
         except (MemoryError, ConnectionError):
             raise
         except Exception as error:  # each network has errors of its own
             given = str(model.options)[:200]
             raise ValueError(f"{model.name[:80]} cannot be built with {given}: {one_line(error)}") from None
+        if file is not None:
+            check_loaded(network, loads, file, base)
         getattr(network, "pretrained_cfg", {}).pop("state_dict", None)  # it is in the network
         return network
 
@@ -111,18 +113,6 @@ class Task(ABC):
             },
             "task": self.recipe.task,
         }
-
-
-def with_weights(model: Model) -> dict[str, Any]:
-    """The keywords of a network, with the tensors of a file of weights in the place of its name: timm itself would run
-    what a pickle asks for. Pretrained weights of which no file is named may lie where a person has put them."""
-    overlay = model.options.get("pretrained_cfg_overlay")
-    if overlay is None and model.options.get("pretrained") and (file := own_file(model.base)):
-        overlay = {"file": file}
-    if not isinstance(overlay, dict) or "file" not in overlay:
-        return model.options
-    others = {name: value for name, value in overlay.items() if name != "file"}
-    return model.options | {"pretrained_cfg_overlay": others | {"state_dict": read_weights(overlay["file"])}}
 
 
 def create_task(recipe: Recipe) -> Task:
