@@ -408,7 +408,7 @@ def test_the_same_networks_on_other_data_stand_below_their_rows(nothing_recorded
     print_tables([6])
     printed = capsys.readouterr().out
     lines = [line.split() for line in printed.partition("the same networks on other data")[2].splitlines()]
-    assert lines[0] == ["paper's", "top-1", "tiny-imagenet", "imagenette160"]
+    assert lines[0] == ["paper's", "top-1", "tiny-imagenet,", "60", "epochs", "imagenette160,", "80", "epochs"]
     assert lines[1] == ["ResNet-50", "76.4", "55.50", "(1)"]
     assert lines[2] == ["kappa", "=", "upsilon", "=", "0.5", "77.3", "81.00", "±", "2.48", "(3)"]
     assert "99.0" not in printed
@@ -418,3 +418,24 @@ def test_the_same_networks_on_other_data_stand_below_their_rows(nothing_recorded
         ("ResNet-50", "tiny-imagenet", 1),
         ("kappa = upsilon = 0.5", "imagenette160", 3),
     ]
+
+
+def test_networks_of_other_epochs_do_not_stand_beside_each_other(nothing_recorded, capsys):
+    folder = nothing_recorded / "results" / "imagenette160"
+    folder.mkdir(parents=True)
+    rows = [("plain", 80, 90.0), ("se", 80, 91.0), ("plain", 20, 70.0), ("aa", 20, 73.0), ("aa", 80, 92.0)]
+    for number, (kind, epochs, top1) in enumerate(rows):
+        record = {"model": f"{kind}_resnet50", "options": {}, "epochs": epochs, "seed": 0, "top1": top1}
+        (folder / f"{number}.json").write_text(json.dumps(record))
+
+    def printed():
+        print_tables([3])
+        _, _, text = capsys.readouterr().out.partition("the same networks on other data")
+        return [line.split() for line in text.splitlines()]
+
+    assert [line[-2] for line in printed()[1:4]] == ["90.00", "91.00", "92.00"]
+    for number in (0, 1):
+        (folder / f"{number}.json").unlink()
+    lines = printed()
+    assert lines[0][-3:] == ["imagenette160,", "20", "epochs"]
+    assert [line[-2] for line in lines[1:3]] == ["70.00", "73.00"]

@@ -12,8 +12,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from ..runs import results
-from ..runs.results import Experiment
+from ..runs.results import Experiment, common_epochs
 from ..utils.figures import BLUE, GREY, INK, RED
+from ..utils.terminal import plural
 
 ABLATION_DATA, SHAPES_DATA = "imagenette160", "shapes-distance-"
 QUEUE = "python examples/queue_runs.py"
@@ -26,11 +27,12 @@ Point = tuple[float, Experiment]
 
 def ablation() -> Figure:
     """Accuracy of ResNet-50 over the ratio of attentional channels, with and without relative positions."""
-    ours = [one for one in _recorded() if one.dataset == ABLATION_DATA]
+    ours, epochs = _of_one_length(one for one in _recorded() if one.dataset == ABLATION_DATA)
     relative, without = (_over_ratio(ours, options) for options in ({}, {"position": "none"}))
     if not relative and not without:
         raise ValueError(_nothing("imagenette-ablation-*"))
-    figure, axes = _new_figure("More and more attention in ResNet-50, on Imagenette", "ratio of attentional channels")
+    title = f"More and more attention in ResNet-50, on Imagenette, {epochs}"
+    figure, axes = _new_figure(title, "ratio of attentional channels")
     _draw(axes, relative, RED, "relative positions", "o-")
     _draw(axes, without, BLUE, "no positions", "s-")
     _draw(axes, _points(ours, "aa_resnet50", {}, 0.1), RED, "AA as in the paper, key ratio 0.2", "o", open_mark=True)
@@ -48,16 +50,17 @@ def ablation() -> Figure:
 def distance() -> Figure:
     """Accuracy of small networks on `shapes` over the distance of the objects, relative to the receptive field."""
     found: dict[str, list[Point]] = {"plain_small": [], "se_small": [], "aa_small": []}
-    for one in _longest(one for one in _recorded() if one.dataset.startswith(SHAPES_DATA) and one.model in found):
+    graded = (one for one in _recorded() if one.dataset.startswith(SHAPES_DATA) and one.model in found)
+    ours, epochs = _of_one_length(graded)
+    for one in _most_runs(ours):
         columns = one.dataset.removeprefix(SHAPES_DATA)
         if columns.isdecimal():
             field = receptive_field(one.options.get("strides", SMALL_STRIDES))
             found[one.model].append((int(columns) / field, one))
     if not any(found.values()):
         raise ValueError(_nothing("shapes-distance-*"))
-    figure, axes = _new_figure(
-        "Have two objects the same colour? When attention is needed", "distance of the objects / receptive field"
-    )
+    title = f"Have two objects the same colour? When attention is needed, {epochs}"
+    figure, axes = _new_figure(title, "distance of the objects / receptive field")
     _draw(axes, found["plain_small"], GREY, "convolutions only", "o-")
     _draw(axes, found["se_small"], BLUE, "with SE", "s-")
     _draw(axes, found["aa_small"], RED, "with attention", "D-")
@@ -99,23 +102,26 @@ def _over_ratio(ours: list[Experiment], options: dict[str, Any]) -> list[Point]:
 
 
 def _points(ours: list[Experiment], model: str, options: dict[str, Any], place: float) -> list[Point]:
-    """The longest experiment with that network at a place of the axis; none where there is none."""
+    """The experiment with that network at a place of the axis; none where there is none."""
     fitting = [one for one in ours if one.model == model and one.options == options and one.values("top1")]
-    return [(place, one) for one in _longest(fitting)]
+    return [(place, one) for one in _most_runs(fitting)]
 
 
-def _longest(ours: Iterable[Experiment]) -> list[Experiment]:
-    """Of each network on each data set the longest experiment, then the one with the most runs."""
+def _of_one_length(found: Iterable[Experiment]) -> tuple[list[Experiment], str]:
+    """Those that can be compared, and how many epochs they have."""
+    ours = list(found)
+    epochs = common_epochs(ours)
+    return [one for one in ours if one.epochs == epochs], plural(epochs or 0, "epoch")
+
+
+def _most_runs(ours: Iterable[Experiment]) -> list[Experiment]:
+    """Of each network on each data set the experiment with the most runs."""
     best: dict[str, Experiment] = {}
     for one in ours:
         key = f"{one.dataset} {one.model} {sorted(one.options.items())}"
-        if key not in best or _weight(one) > _weight(best[key]):
+        if key not in best or len(one.values("top1")) > len(best[key].values("top1")):
             best[key] = one
     return list(best.values())
-
-
-def _weight(one: Experiment) -> tuple[int, int]:
-    return one.epochs or 0, len(one.values("top1"))
 
 
 def _new_figure(title: str, x_label: str) -> tuple[Figure, Axes]:

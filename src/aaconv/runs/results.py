@@ -216,6 +216,15 @@ def experiments(records: Iterable[Record]) -> list[Experiment]:
     return sorted(found, key=lambda one: (order.get(one.name, len(order)), len(one.changes)))
 
 
+def common_epochs(ours: Iterable[Experiment]) -> int | None:
+    """How many epochs most networks were trained for, the most of them if several numbers are as common: experiments of
+    other lengths cannot be compared with these."""
+    networks: dict[int | None, set[str]] = {}
+    for one in ours:
+        networks.setdefault(one.epochs, set()).add(f"{one.dataset} {one.model} {sorted(one.options.items())}")
+    return max(networks, key=lambda epochs: (len(networks[epochs]), epochs or 0), default=None)
+
+
 def _experiment(group: list[Record]) -> Experiment:
     first = group[0]
     return Experiment(
