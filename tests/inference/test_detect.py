@@ -3,6 +3,7 @@
 import json
 import logging
 import types
+from dataclasses import replace
 
 import pytest
 from PIL import Image
@@ -43,6 +44,14 @@ def test_detections_are_saved_here_and_scored_there(detector_run, monkeypatch, c
         score_run(detector_run, detector_run / "nothing.json")
     with pytest.raises(ValueError, match="is not a run folder"):
         score_run(detector_run.parent)
+
+
+def test_a_run_of_a_fold_is_evaluated_on_other_data(detector_run):
+    loaded = load_model(detector_run)
+    assert loaded.recipe is not None
+    of_a_fold = replace(loaded, recipe=replace(loaded.recipe, holdout=3, fold=1))
+    assert evaluate_run(of_a_fold)["images"] == 3
+    assert evaluate_run(of_a_fold, data="coco")["images"] == 10
 
 
 def test_weights_without_a_finite_loss_are_named_and_no_detections_saved(detector_run, tmp_path):

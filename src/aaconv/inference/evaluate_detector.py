@@ -115,7 +115,7 @@ def _test_images(
     """
     changes: dict[str, Any] = {} if data_dir is None else {"data_dir": str(data_dir)}
     if data is not None:
-        changes |= {"data": data, "holdout": 0, "eval_limit": None}
+        changes |= {"data": data, "holdout": 0, "fold": 0, "eval_limit": None}
     if limit is not None:
         changes["eval_limit"] = None
     recipe = replace(recipe, **changes)
