@@ -23,12 +23,15 @@ GRAPHED = ("reduce-overhead", "max-autotune")
 
 
 class Learner:
-    """The network of a recipe, its moving average, optimiser, learning rate and precision."""
+    """The network of a recipe, its moving average, optimiser, learning rate and precision.
 
-    def __init__(self, recipe: Recipe, task: Task, world: World, steps_per_epoch: int) -> None:
+    start: with the weights that the recipe starts from; without where others are loaded.
+    """
+
+    def __init__(self, recipe: Recipe, task: Task, world: World, steps_per_epoch: int, *, start: bool = True) -> None:
         self.recipe, self.task, self.world = recipe, task, world
         torch.manual_seed(mix(recipe.seed, 0))
-        model = task.build(task.data_info(), start=True)
+        model = task.build(task.data_info(), start=start)
         if recipe.ghost_batch is not None:
             _check_ghost_batch(recipe, world)
             model = use_ghost_batch_norm(model, recipe.ghost_batch)

@@ -138,8 +138,10 @@ class Trainer:
         self.steps_per_epoch = len(self.train_loader) // recipe.accumulate
         if self.steps_per_epoch == 0:
             raise ValueError(f"the images for training do not fill one batch of {recipe.batch}; lower batch")
-        self.learner = Learner(recipe, self.task, world, self.steps_per_epoch)
         self.writer = RunWriter(run, recipe, self.task)
+        found = world.on_main(lambda: self.writer.newest(world.device, world.size)) if again else None
+        # A checkpoint has all weights: the file that the first ones came from may be gone.
+        self.learner = Learner(recipe, self.task, world, self.steps_per_epoch, start=found is None)
         self.epoch = self.step = self.seen = 0
         self.sums = RunningSums(self.task.running, world.device)
         self.rows: list[Row] = []
@@ -149,7 +151,7 @@ class Trainer:
         self._begun: float | None = None
         self._looks_bad = False
         self.display = Display.silent()
-        self._open(again, lock)
+        self._open(again, found, lock)
 
     @property
     def steps(self) -> int:
@@ -318,13 +320,11 @@ class Trainer:
         tables = {"rows": self.rows, "speed": self.speed, "best": self.best}
         return self.writer.checkpoint(self.steps, position | tables | rest, tensors)
 
-    def _open(self, again: bool, lock: RunLock | None) -> None:
-        """Begin the folder, or take the state from it; the first process reads and writes for all."""
-        about = self.world.device, self.world.size
+    def _open(self, again: bool, found: Checkpoint | None, lock: RunLock | None) -> None:
+        """Begin the folder, or take the state that was found in it; the first process reads and writes for all."""
         if not again:
-            self.world.on_main(lambda: self.writer.begin(*about, lock))
+            self.world.on_main(lambda: self.writer.begin(self.world.device, self.world.size, lock))
             return
-        found = self.world.on_main(lambda: self.writer.newest(*about))
         if found is not None:
             self._load(found)
         # Rows of epochs after the checkpoint are made again.
