@@ -120,6 +120,8 @@ def test_the_distance_is_drawn_relative_to_the_receptive_field(nothing_recorded,
         "convolutions only (n = 2)": [[0.4, 98.5], [2.0, 74.5]],
         "with attention (n = 1)": [[0.4, 100.0], [2.0, 100.0]],
     }
+    runs = [marks.get_offsets().tolist() for marks in axes.collections if len(marks.get_offsets())]
+    assert sorted(runs[0]) == [[0.4, 98.0], [0.4, 99.0], [2.0, 74.0], [2.0, 75.0]]
     assert [receptive_field(strides) for strides in ((2,), (2, 2), (2, 2, 1), (2, 2, 1, 1))] == [3, 7, 15, 23]
 
 
