@@ -2,23 +2,27 @@
 
 import json
 import logging
+import re
 import sys
+from dataclasses import replace
 
 import pytest
 import torch
 
-from aaconv import recipes
+from aaconv import cli, recipes
 from aaconv.data.coco import open_detection
 from aaconv.data.detection_loader import make_detection_loader
 from aaconv.detection import DetectionLoss
 from aaconv.detection import coco_results as scoring
 from aaconv.detection.coco_results import METRICS, mean_average_precision
 from aaconv.models import retinanet
+from aaconv.recipes import Model
 from aaconv.recipes.detection import DETECTION, SMALL
 from aaconv.recipes.paper import TABLES
 from aaconv.runs.load import load_model
 from aaconv.runs.run_folder import read_metrics, read_summary
 from aaconv.tasks.detect import Detect, find
+from aaconv.tasks.task import DataInfo, create_task
 from aaconv.training.launch import conclusion
 from aaconv.training.trainer import train
 from support.detection_data import make_coco
@@ -148,3 +152,26 @@ def test_recipes_stand_behind_tables_5_and_8():
     assert rows == wanted
     assert all(r.epochs == 150 and r.size == 640 for r in DETECTION if r.evidence)
     assert names["coco-retinanet50-aa-coordconv"].model.options == {"position": "coordconv"}
+
+
+@pytest.mark.parametrize(
+    ("backbone", "message"),
+    [
+        ("inception_v3", "at size 256 and stride 8 one is 29 x 29 instead of 32 x 32; name another backbone"),
+        ("efficientformer_l1", "does not run at size 256: "),
+    ],
+)
+def test_a_backbone_that_does_not_fit_the_anchors_is_refused(backbone, message):
+    recipe = replace(recipes.get("coco-small-lite0-plain"), model=Model("augmented_retinanet", {"backbone": backbone}))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        create_task(recipe).build(DataInfo(("cat",), (0.5,) * 3, (0.5,) * 3, 256))
+
+
+@pytest.mark.parametrize("name", ["augmented_retinanet", "plain_retinanet_resnet18"])
+def test_a_classifier_is_wanted_where_images_are_classified(name, monkeypatch, tmp_path, capsys):
+    monkeypatch.chdir(tmp_path)
+    words = ["train", "demo-plain", "--model", name, "--device", "cpu", "--workers", "0", "--run", "run"]
+    assert cli.main(words) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert f"{name} is a detector, not a classifier; `aaconv recipes` lists those that train one" in error

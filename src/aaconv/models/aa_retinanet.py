@@ -21,6 +21,8 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.ops.feature_pyramid_network import FeaturePyramidNetwork, LastLevelP6P7
 
 from ..detection import AnchorSettings, Detections, PostprocessSettings, make_anchors, postprocess
+from ..layers import dry_run
+from ..utils.errors import one_line
 from .family import create, image_size
 from .timm_seam import register_unlisted
 
@@ -144,6 +146,26 @@ class RetinaNet(nn.Module):
     def multiple(self) -> int:
         """What height and width of a canvas must be multiples of: the stride of the backbone's last map."""
         return self.strides[2]
+
+    def check_maps(self, size: int) -> None:
+        """A ValueError unless the backbone gives a pixel per stride of a canvas of `size`, which anchors are made for;
+        some have convolutions without padding. Computes nothing but shapes."""
+        twin, _ = dry_run.copy_without_memory(self.backbone)
+        try:
+            maps = dry_run.run(twin, torch.empty(1, self.in_chans, size, size, device="meta"))
+        except RuntimeError as error:
+            if isinstance(error, NotImplementedError) or "meta" in str(error):
+                return  # it reads values, which only a real run has
+            raise ValueError(
+                f"the backbone does not run at size {size}: {one_line(error)}; name another size or backbone"
+            ) from None
+        for i, stride in zip(self.taken, self.strides, strict=False):
+            height, width = maps[i].shape[1:3] if self.channels_come_last else maps[i].shape[2:]
+            if (height, width) != (size // stride, size // stride):
+                raise ValueError(
+                    f"the maps of the backbone do not fit the anchors: at size {size} and stride {stride} one is "
+                    f"{height} x {width} instead of {size // stride} x {size // stride}; name another backbone"
+                )
 
     @torch.no_grad()
     def detect(self, images: Sequence[Tensor], settings: PostprocessSettings | None = None) -> list[Detections]:

@@ -43,7 +43,11 @@ class Classify(Task):
         own_size = _own_size(self.recipe.model.name, info)
         if twice := own_size.keys() & self.recipe.model.options.keys():
             raise ValueError(f"the option {min(twice)} follows from the size of the images; set that with --size")
-        return self.create(info, start, **own_size)
+        network = self.create(info, start, **own_size)
+        if hasattr(network, "anchors"):
+            name = self.recipe.model.name
+            raise ValueError(f"{name} is a detector, not a classifier; `aaconv recipes` lists those that train one")
+        return network
 
     def config(self, info: DataInfo) -> dict[str, Any]:
         config = super().config(info)

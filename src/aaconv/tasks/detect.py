@@ -63,6 +63,7 @@ class Detect(Task):
         if info.size % network.multiple:
             nearest = max(1, round(info.size / network.multiple)) * network.multiple
             raise ValueError(f"size must be a multiple of {network.multiple}, got {info.size}; try {nearest}")
+        network.check_maps(info.size)
         return network
 
     def config(self, info: DataInfo) -> dict[str, Any]:
