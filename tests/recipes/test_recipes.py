@@ -336,6 +336,22 @@ def test_attention_goes_into_the_backbone_of_a_detector():
         start_from(model, start)
 
 
+def test_attention_goes_into_a_network_that_could_have_it_and_has_none():
+    plain = recipes.get("cifar100-lite0-plain").model
+    model = start_from(plain, Start(where="blocks.4.*.conv_pw"))
+    added = [{"where": "blocks.4.*.conv_pw", "combine": "add"}]
+    assert model == Model("augmented", plain.options | {"augmentations": added})
+    with pytest.raises(ValueError, match="augmented already"):
+        start_from(model, Start(where="blocks.4.*.conv_pw"))
+
+
+def test_what_attention_is_compared_with_is_added_as_it_is():
+    start = Start(where="layer4.0.conv2", attention={"instead": "se", "hidden": 4})
+    model = start_from(Model("test_resnet"), start)
+    overrides.check_model(replace(SMALL, model=model))
+    assert model.options["augmentations"] == [{"where": "layer4.0.conv2", "instead": "se", "hidden": 4}]
+
+
 def test_an_ablation_that_trains_the_same_network_is_told():
     """The key ratio of a narrow network stops at the minimum: 0.1 and 0.4 are the same."""
     for ratio in (0.1, 0.4):

@@ -37,10 +37,11 @@ def start_from(model: Model, start: Start) -> Model:
         if start.attention:
             raise ValueError(f"{', '.join(start.attention)}: options of attention need --augment WHERE")
         return Model(name, options)
-    if name == AUGMENTED or options.get("augmentations"):
+    if options.get("augmentations"):
         raise ValueError("the network is augmented already; leave out --augment, or name another with --model")
     where = start.where if isinstance(start.where, str) else list(start.where)
-    augmentations = [{"where": where, "combine": "add"} | start.attention]
-    if name == DETECTOR:
+    usual = {} if "instead" in start.attention else {"combine": "add"}
+    augmentations = [{"where": where, **usual, **start.attention}]
+    if name in (AUGMENTED, DETECTOR):
         return Model(name, options | {"augmentations": augmentations})
     return Model(AUGMENTED, {"base": name, **options, "augmentations": augmentations})
