@@ -202,13 +202,29 @@ def test_the_fused_call_gets_one_depth(device, key_depth, value_depth, depth, mo
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"num_heads": 3}, "multiple of num_heads"),
-        ({"num_heads": 0}, "multiple of num_heads"),
+        ({"num_heads": 3}, "multiple of num_heads, got key_channels=8, num_heads=3; try key_channels=9$"),
+        ({"num_heads": 0}, "multiple of num_heads, got key_channels=8, num_heads=0$"),
+        ({"num_heads": "2"}, "^num_heads must be an int, got num_heads='2'$"),
+        ({"num_heads": 2.0}, "^num_heads must be an int, got num_heads=2.0$"),
+        ({"num_heads": [2]}, r"^num_heads must be an int, got num_heads=\[2\]$"),
+        ({"num_heads": True}, "^num_heads must be an int, got num_heads=True$"),
+        ({"num_heads": torch.tensor(2)}, "^num_heads must be an int, got num_heads=a Tensor$"),
+        ({"key_channels": None}, "^key_channels must be an int, got key_channels=None$"),
         ({"key_channels": 14}, "qkv must hold"),
-        ({"rel_h": None}, "both be given or both be None"),
+        ({"key_channels": 2, "qkv": torch.zeros(1, 6, 3, 4)}, r"channels come first, try qkv.permute\(0, 2, 3, 1\)$"),
+        ({"rel_h": None}, "both be None, got rel_h=None; for rel_w alone give zeros as rel_h$"),
         ({"rel_h": torch.zeros(3, 4)}, r"rel_h must be \[5, 4\] or \[2, 5, 4\] for a map of 3 x 4, got \[3, 4\]"),
-        ({"rel_w": torch.zeros(2, 7, 4)}, "both be shared by the heads or both be per head"),
-        ({"qkv": torch.zeros(3, 4, 20)}, "qkv must be"),
+        ({"rel_w": torch.zeros(2, 7, 4)}, r"both be shared by the heads .*; try rel_h.expand\(2, -1, -1\)$"),
+        ({"qkv": torch.zeros(3, 4, 20)}, r"qkv must be .*; try qkv.unflatten\(1, \(height, width\)\)$"),
+        (
+            {"qkv": torch.zeros(1, 0, 4, 20)},
+            "qkv must have pixels if there are tables, got an empty map of 0 x 4; rel_h=",
+        ),
+        (
+            {"qkv": torch.zeros(1, 3, 4, 20).to(torch.float8_e4m3fn)},
+            r"^qkv must be bfloat16, float16, float32 or float64, got torch.float8_e4m3fn; try qkv.to\(torch.bfloat16",
+        ),
+        ({"qkv": None, "rel_h": None, "rel_w": None}, "^qkv must be a torch.Tensor, got NoneType$"),
         ({"qkv": torch.zeros(1, 3, 4, 20).long()}, r"qkv must be floating-point, got torch.int64; try qkv.float\(\)"),
         ({"qkv": [1, 2]}, r"qkv must be a torch.Tensor, got list"),
         ({"rel_w": torch.zeros(7, 4).int()}, "rel_w must be floating-point, got torch.int32"),
@@ -217,6 +233,8 @@ def test_the_fused_call_gets_one_depth(device, key_depth, value_depth, depth, mo
             "rel_h must be on the device of qkv, cpu, got meta; try",
         ),
         ({"backend": "cuda"}, "backend must be one of"),
+        ({"backend": ["sdpa"]}, r"^backend must be one of eager, sdpa, triton or None, got backend=\['sdpa'\]$"),
+        ({"backend": []}, r"^backend must be one of eager, sdpa, triton or None, got backend=\[\]$"),
     ],
 )
 def test_bad_arguments_are_named(change, message):
@@ -224,6 +242,17 @@ def test_bad_arguments_are_named(change, message):
     arguments |= {"num_heads": 2, "key_channels": 8, **change}
     with pytest.raises(ValueError, match=message):
         attend_2d(**arguments)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize("backend", [None, *TORCH_BACKENDS])
+@pytest.mark.parametrize("shape", [(0, 3, 4), (1, 0, 4), (1, 3, 0)], ids=str)
+def test_empty_maps_have_empty_results(shape, backend, window):
+    qkv = torch.zeros(*shape, 20, requires_grad=True)
+    out = attend_2d(qkv, None, None, num_heads=2, key_channels=8, backend=backend, window=window)
+    out.sum().backward()
+    assert out.shape == (*shape, 4)
+    assert qkv.grad.shape == qkv.shape
 
 
 @pytest.mark.parametrize(
@@ -245,9 +274,11 @@ def test_a_table_on_another_device_is_named_after_a_call_that_was_right():
 
 
 def test_a_named_backend_that_cannot_run_says_why(monkeypatch):
-    qkv = torch.zeros(1, 2, 2, 20, dtype=torch.float8_e4m3fn)
-    with pytest.raises(ValueError, match=r"backend='sdpa' cannot run: .*float8_e4m3fn"):
-        attend_2d(qkv, None, None, num_heads=2, key_channels=8, backend="sdpa")
+    monkeypatch.setattr(attention.sdpa, "why_not", lambda *a, **k: "the test says no")
+    with pytest.raises(
+        ValueError, match=r"backend='sdpa' cannot run: the test says no; backend=None takes the fastest"
+    ):
+        attend_2d(torch.zeros(1, 2, 2, 20), None, None, num_heads=2, key_channels=8, backend="sdpa")
 
 
 def test_the_choice_falls_back_and_says_so_once(monkeypatch, caplog):
@@ -329,3 +360,20 @@ def test_a_call_that_was_right_lets_no_wrong_one_pass():
         attend_2d(qkv, rel_h, None, **sizes)
     with pytest.raises(ValueError, match="rel_w must be floating-point"):
         attend_2d(qkv, rel_h, rel_w.long(), **sizes)
+    for wrong in ({"num_heads": 2.0}, {"key_channels": 8.0}):  # to a dict they are the same
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be an int"):
+            attend_2d(qkv, rel_h, rel_w, **sizes | wrong)
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:FutureWarning", "ignore::torch.jit.TracerWarning")
+def test_sizes_may_be_those_of_a_symbol_or_a_trace():
+    class Attend(torch.nn.Module):
+        def forward(self, qkv):
+            return attend_2d(qkv, None, None, num_heads=2, key_channels=qkv.shape[-1] // 3)
+
+    qkv = torch.randn(1, 3, 4, 24)
+    wanted = Attend()(qkv)
+    torch.testing.assert_close(torch.jit.trace(Attend(), qkv)(qkv), wanted)
+    torch.testing.assert_close(torch.export.export(Attend(), (qkv,), strict=False).module()(qkv), wanted)
+    compiled = torch.compile(Attend(), fullgraph=True, dynamic=True, backend="aot_eager")
+    torch.testing.assert_close(compiled(qkv), wanted)

@@ -3,6 +3,7 @@
 import math
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -70,16 +71,28 @@ def test_the_scale_is_that_of_the_depth():
 @pytest.mark.parametrize(
     ("place", "shape", "told"),
     [
-        (0, (2, 3, 4), r"q must be \[batch, heads, number, depth\], got shape \[2, 3, 4\]"),
-        (1, (1, 2, 12, 6), r"k must have the batch and heads of q, \[2, 3\]"),
-        (1, (2, 3, 12, 5), "k must have the depth of q, 6"),
-        (2, (2, 3, 11, 6), "v must have as many keys as k, 12"),
-        (3, (2, 3, 5, 3), "rows must have as many queries as q, 7"),
-        (4, (2, 3, 7, 5), r"k must have the 3 x 5 = 15 keys of the map .* got 12 keys"),
+        (
+            0,
+            (2, 7, 6),
+            r"q must be \[batch, heads, queries, depth\], got shape \[2, 7, 6\]; try q.unsqueeze\(1\) for one",
+        ),
+        (4, (4,), r"columns must be \[batch, heads, queries, width\], got shape \[4\]$"),
+        (1, (1, 2, 12, 6), r"k must have the batch and heads of q, \[2, 4\], got shape \[1, 2, 12, 6\]$"),
+        (1, (1, 4, 12, 6), r"k must have the batch and heads of q, .*; try k.expand\(2, 4, -1, -1\)$"),
+        (2, (2, 2, 12, 6), r"v must have the batch and heads of q, .*; try v.repeat_interleave\(2, dim=1\)$"),
+        (1, (2, 4, 12, 5), "k must have the depth of q, 6, got .*; only v may have another$"),
+        (1, (2, 4, 6, 12), r"k must have the depth of q, 6, got .*; try k.transpose\(2, 3\)$"),
+        (2, (2, 4, 11, 6), "v must have as many keys as k, 12, got .*; a key before the map, .*, needs a value, too"),
+        (3, (2, 4, 5, 3), "rows must have as many queries as q, 7, got .*; a query without a place, .*, has zeros"),
+        (
+            4,
+            (2, 4, 7, 5),
+            r"k must have the 3 x 5 = 15 keys of the map .* got 12 keys; rows and columns must be as long",
+        ),
     ],
 )
 def test_wrong_shapes_are_named(place, shape, told):
-    inputs = random_inputs(2, 3, 7, 3, 4, 0, 6, 6)
+    inputs = random_inputs(2, 4, 7, 3, 4, 0, 6, 6)
     inputs[place] = torch.zeros(shape, dtype=torch.float64)
     with pytest.raises(ValueError, match=told):
         attend_decomposed(*inputs)
@@ -93,6 +106,10 @@ def test_mixed_dtypes_devices_and_unknown_backends_are_named():
         attend_decomposed(q, k, v, rows, columns.to("meta"))
     with pytest.raises(ValueError, match="backend must be one of eager, sdpa, triton or None, got backend='nope'"):
         attend_decomposed(q, k, v, rows, columns, backend="nope")
+    with pytest.raises(
+        ValueError, match=r"^backend must be one of eager, sdpa, triton or None, got backend=\['sdpa'\]$"
+    ):
+        attend_decomposed(q, k, v, rows, columns, backend=["sdpa"])
     with pytest.raises(ValueError, match=r"backend='triton' cannot run: .*; backend=None takes the fastest that can"):
         attend_decomposed(q, k, v, rows, columns, backend="triton")
 
@@ -109,6 +126,10 @@ def test_half_precision_without_a_fused_kernel_is_told():
         (0, torch.ones(1, 2, 5, 16, dtype=torch.int64), "q must be floating-point, got torch.int64; try q.float()"),
         (2, torch.empty(1, 2, 13, 8, device="meta"), "v must be on the device of q, cpu, got meta; try v.to('cpu')"),
         (1, torch.ones(1, 2, 13, 16).half(), "k must have the dtype of q, torch.float32, got torch.float16; try"),
+        (0, torch.ones(1, 2, 5, 16).to(torch.float8_e5m2), "q must be bfloat16, float16, float32 or float64, got torch."
+            "float8_e5m2; try q.to(torch.bfloat16)"),
+        (3, torch.ones(1, 2, 5, 3).to(torch.float8_e5m2), "rows must be bfloat16, float16, float32 or float64, got"),
+        (1, torch.ones(1, 2, 13, 16).int(), "k must be floating-point, got torch.int32; try k.float()"),
         (0, torch.ones(1, 2, 5, 0), "q must have a depth of at least 1, got shape [1, 2, 5, 0]"),
     ],
 )  # fmt: skip
@@ -128,3 +149,77 @@ def test_forward_mode_in_half_precision_takes_the_reference():
     assert tangent.norm() > 0
     with pytest.raises(ValueError, match="torch's fused kernels have no forward-mode derivative on cpu"):
         torch.func.jvp(lambda q: attend_decomposed(q, *inputs[1:], backend="sdpa"), (inputs[0],), (inputs[0],))
+
+
+@pytest.mark.parametrize("backend", [None, "sdpa", "eager"])
+@pytest.mark.parametrize(
+    ("scale", "told"),
+    [
+        (torch.tensor(0.5), "scale must be None or a finite number, got a Tensor; try q * scale, and scale=1.0"),
+        ("0.5", "scale must be None or a finite number, got scale='0.5'"),
+        ([0.5], "scale must be None or a finite number, got scale=[0.5]"),
+        (math.nan, "scale must be None or a finite number, got scale=nan"),
+        (-math.inf, "scale must be None or a finite number, got scale=-inf"),
+        (True, "scale must be None or a finite number, got scale=True"),
+        (0.5j, "scale must be None or a finite number, got scale=0.5j"),
+    ],
+    ids=str,
+)
+def test_a_scale_that_is_no_number_is_named(scale, told, backend):
+    inputs = random_inputs(1, 1, 3, 2, 2, 0, 9, 4)
+    with pytest.raises(ValueError, match=f"^{re.escape(told)}$"):
+        attend_decomposed(*inputs, scale=scale, backend=backend)
+
+
+@pytest.mark.parametrize("scale", [2, 0, -0.5, np.float32(0.25), np.int64(2)], ids=repr)
+def test_a_scale_is_any_real_number(scale):
+    inputs = random_inputs(1, 1, 3, 2, 2, 0, 9, 4)
+    wanted = attend_decomposed(*inputs, scale=float(scale), backend="eager")
+    torch.testing.assert_close(attend_decomposed(*inputs, scale=scale), wanted)
+
+
+def test_compiled_code_takes_any_scale():
+    """Nothing of the check compares a symbol, which would compile it again for every value."""
+    graphs = []
+
+    def count(graph, inputs):
+        graphs.append(graph)
+        return graph
+
+    inputs = random_inputs(1, 1, 3, 2, 2, 0, 9, 4)
+    compiled = torch.compile(attend_decomposed, fullgraph=True, dynamic=True, backend=count)
+    for scale in (0.25, 0.5, 0.75):
+        wanted = attend_decomposed(*inputs, scale=scale)
+        torch.testing.assert_close(compiled(*inputs, scale=scale), wanted)
+    assert len(graphs) == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
+@pytest.mark.parametrize(
+    "shape",
+    [
+        (0, 2, 5, 3, 4, 1, 6, 6),
+        (1, 2, 0, 3, 4, 1, 6, 6),
+        (1, 2, 5, 3, 4, 1, 6, 0),
+        (1, 2, 5, 0, 4, 0, 6, 6),
+        (1, 2, 5, 3, 0, 2, 6, 6),
+    ],
+    ids=["no images", "no queries", "no value channels", "no keys", "only leading keys"],
+)
+def test_where_there_is_nothing_backends_agree(shape, dtype):
+    inputs = random_inputs(*shape, dtype=dtype)
+    grad = torch.ones(*inputs[0].shape[:3], shape[-1], dtype=dtype)
+    exact = output_and_gradients(attend_decomposed, inputs, grad, backend="eager")
+    for ours, wanted in zip(output_and_gradients(attend_decomposed, inputs, grad, backend="sdpa"), exact, strict=True):
+        torch.testing.assert_close(ours, wanted, atol=0.05 if dtype == torch.bfloat16 else 1e-9, rtol=1e-2)
+
+
+@pytest.mark.parametrize("backend", [None, "sdpa", "eager"])
+def test_rows_and_columns_may_be_float32(backend):
+    q, k, v, rows, columns = random_inputs(1, 2, 5, 3, 4, 1, 6, 6, dtype=torch.bfloat16)
+    biases = [bias.float().requires_grad_() for bias in (rows, columns)]
+    out = attend_decomposed(q, k, v, *biases, backend=backend)
+    torch.testing.assert_close(out, attend_decomposed(q, k, v, rows, columns, backend=backend))
+    out.sum().backward()
+    assert out.dtype == torch.bfloat16
+    assert [bias.grad.dtype for bias in biases] == [torch.float32] * 2

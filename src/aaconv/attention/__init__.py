@@ -5,12 +5,13 @@ import logging
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from numbers import Integral
 
 import torch
 from torch import Tensor
 
 from . import decomposed, eager, sdpa, triton_backend, windows
-from .decomposed import check_floating
+from .decomposed import check_floating, shown
 from .measured import prefers_sdpa
 from .torch_state import someone_looks_on
 from .windows import Sizes, Window, make_window
@@ -65,7 +66,7 @@ def attend_2d(
         return _attend_windows(qkv, rel_h, rel_w, num_heads, key_channels, backend, around)
     if window_stride != 1 or window_dilation != 1:
         windows.refuse_without_window(window_stride, window_dilation)
-    if someone_looks_on(qkv, rel_h, rel_w):  # sizes may be symbols
+    if qkv is None or someone_looks_on(qkv, rel_h, rel_w):  # sizes may be symbols
         _check(qkv, rel_h, rel_w, num_heads, key_channels)
         chosen = choose_backend(qkv, rel_h, rel_w, num_heads=num_heads, key_channels=key_channels, backend=backend)
     else:
@@ -88,8 +89,11 @@ def choose_in_advance(
     rows = None if rel_h is None else (rel_h.shape, rel_h.dtype, rel_h.device)
     columns = None if rel_w is None else (rel_w.shape, rel_w.dtype, rel_w.device)
     kind = shape, dtype, like.device, rows, columns, num_heads, key_channels, backend, _default_backend
-    chosen = _checked.get(kind)
-    if chosen is None:
+    try:
+        chosen = _checked.get(kind)
+    except TypeError:  # a list among them: checked, and named
+        chosen = None
+    if chosen is None or not type(num_heads) is type(key_channels) is int:  # to a dict 2.0 is 2
         qkv = like.new_empty((), dtype=dtype).expand(shape)
         _check(qkv, rel_h, rel_w, num_heads, key_channels)
         sizes = {"num_heads": num_heads, "key_channels": key_channels}
@@ -113,7 +117,7 @@ def _attend_windows(
         if rel_h is not None and rel_w is not None:
             rel_h, rel_w = windows.middle_of(rel_h, height), windows.middle_of(rel_w, width)
         return attend_2d(qkv, rel_h, rel_w, **sizes, backend=backend)
-    named = backend or chosen_default()
+    named = chosen_default() if backend is None else backend
     if named is not None and known_backend(named) == "eager":
         return eager.attend(qkv, rel_h, rel_w, **sizes, window=window)
     if named in (None, "triton"):
@@ -121,6 +125,8 @@ def _attend_windows(
         if reason is None:
             return triton_backend.attend(qkv, rel_h, rel_w, **sizes, window=window)
         _tell_once("triton in windows", reason)
+    if height * width == 0:
+        return eager.attend(qkv, rel_h, rel_w, **sizes, window=window)
     attend = functools.partial(attend_decomposed, backend=named)
     return windows.attend(qkv, rel_h, rel_w, window, **sizes, attend_decomposed=attend)
 
@@ -154,8 +160,8 @@ def attend_decomposed(
     """
     inputs = q, k, v, rows, columns
     decomposed.check(*inputs)
-    named = backend or chosen_default()
-    scale = q.shape[3] ** -0.5 if scale is None else scale
+    named = chosen_default() if backend is None else backend
+    scale = decomposed.scale_of(q, scale)
     for name, form in decomposed.FORMS.items() if named is None else [(named, decomposed.FORMS[known_backend(named)])]:
         reason = form.why_not(*inputs)
         if reason is None:
@@ -192,7 +198,7 @@ def choose_backend(
     """The name of the backend attend_2d takes for these arguments."""
     arguments = (qkv, rel_h, rel_w)
     options = {"num_heads": num_heads, "key_channels": key_channels}
-    named = backend or chosen_default()
+    named = chosen_default() if backend is None else backend
     if named is not None:
         reason = BACKENDS[known_backend(named)].why_not(*arguments, **options)
         if reason is not None:
@@ -216,8 +222,8 @@ def _fastest_first(qkv: Tensor, positions: bool, num_heads: int, key_channels: i
 
 def known_backend(name: str) -> str:
     """The name itself, or a ValueError that lists the backends there are."""
-    if name not in BACKENDS:
-        raise ValueError(f"backend must be one of {', '.join(sorted(BACKENDS))} or None, got backend={name!r}")
+    if not isinstance(name, str) or name not in BACKENDS:
+        raise ValueError(f"backend must be one of {', '.join(sorted(BACKENDS))} or None, got backend={shown(name)}")
     return name
 
 
@@ -273,29 +279,40 @@ def _check(
 ) -> None:
     check_floating("qkv", qkv)
     if qkv.dim() != 4:
-        raise ValueError(f"qkv must be [batch, height, width, 2*dk + dv], got shape {tuple(qkv.shape)}")
+        unfold = "; try qkv.unflatten(1, (height, width))" if qkv.dim() == 3 else ""
+        raise ValueError(f"qkv must be [batch, height, width, 2*dk + dv], got shape {tuple(qkv.shape)}{unfold}")
     _, height, width, channels = qkv.shape
+    _check_whole("num_heads", num_heads)
+    _check_whole("key_channels", key_channels)
     if num_heads < 1 or key_channels < 1 or key_channels % num_heads:
+        enough = f"; try key_channels={max(1, -(-key_channels // num_heads)) * num_heads}" if num_heads > 0 else ""
         raise ValueError(
             f"key_channels must be a positive multiple of num_heads, "
-            f"got key_channels={key_channels}, num_heads={num_heads}"
+            f"got key_channels={key_channels}, num_heads={num_heads}{enough}"
         )
     value_channels = channels - 2 * key_channels
     if value_channels < 1 or value_channels % num_heads:
+        of_first = qkv.shape[1] - 2 * key_channels
+        first = of_first > 0 and of_first % num_heads == 0
         raise ValueError(
             f"qkv must hold 2 * key_channels + value channels, the latter a positive multiple of num_heads; "
             f"got {channels} channels with key_channels={key_channels}, num_heads={num_heads}"
+            f"{'; if channels come first, try qkv.permute(0, 2, 3, 1)' if first else ''}"
         )
     if (rel_h is None) != (rel_w is None):
-        raise ValueError("rel_h and rel_w must both be given or both be None")
+        one, other = ("rel_h", "rel_w") if rel_h is None else ("rel_w", "rel_h")
+        raise ValueError(
+            f"rel_h and rel_w must both be given or both be None, got {one}=None; for {other} alone give zeros as {one}"
+        )
     if rel_h is None or rel_w is None:
         return
     check_floating("rel_h", rel_h)
     check_floating("rel_w", rel_w)
     if rel_h.dim() != rel_w.dim():
+        shared = "rel_h" if rel_h.dim() < rel_w.dim() else "rel_w"
         raise ValueError(
             f"rel_h and rel_w must both be shared by the heads or both be per head, got shapes {tuple(rel_h.shape)} "
-            f"and {tuple(rel_w.shape)}"
+            f"and {tuple(rel_w.shape)}; try {shared}.expand({num_heads}, -1, -1)"
         )
     depth = key_channels // num_heads
     rows, columns = (height, width) if window is None else (window.rows.window, window.columns.window)
@@ -303,10 +320,20 @@ def _check(
         if table.device != qkv.device:
             here = f"try {name}.to({str(qkv.device)!r})"
             raise ValueError(f"{name} must be on the device of qkv, {qkv.device}, got {table.device}; {here}")
-        shared = (2 * length - 1, depth)
-        if tuple(table.shape) not in (shared, (num_heads, *shared)):
+        expected = (2 * length - 1, depth)
+        if tuple(table.shape) not in (expected, (num_heads, *expected)):
+            if length < 1:
+                empty = f"an empty map of {rows} x {columns}"
+                raise ValueError(f"qkv must have pixels if there are tables, got {empty}; rel_h=rel_w=None takes it")
             what = "map" if window is None else "window"
             raise ValueError(
-                f"{name} must be {list(shared)} or {[num_heads, *shared]} for a {what} of {rows} x {columns}, "
+                f"{name} must be {list(expected)} or {[num_heads, *expected]} for a {what} of {rows} x {columns}, "
                 f"got {list(table.shape)}"
             )
+
+
+def _check_whole(name: str, number: int) -> None:
+    """torch.jit.trace has tensors for the sizes of one."""
+    known = isinstance(number, (int, torch.SymInt, Integral)) and not isinstance(number, bool)
+    if not known and not (isinstance(number, Tensor) and torch.jit.is_tracing()):
+        raise ValueError(f"{name} must be an int, got {name}={shown(number)}")

@@ -124,10 +124,10 @@ class _WithBlockedBackward(torch.autograd.Function):
         queries, pixels, plain_q = q.shape[1], k.shape[1], q[..., : k.shape[-1]].contiguous()
         offset = (grad * out).sum(-1, keepdim=True)
         dq, dk, dv = torch.empty_like(q), torch.zeros_like(k), torch.zeros_like(v)
-        at_once = min(QUERIES_AT_ONCE, queries)
+        at_once = max(1, min(QUERIES_AT_ONCE, queries))
         threads = torch.get_num_threads()
         room = WEIGHTS_AT_ONCE["one thread" if threads == 1 else "several"]
-        heads_at_once = max(1, min(len(q), max(threads, room // (at_once * pixels))))
+        heads_at_once = max(1, min(len(q), max(threads, room // (at_once * max(1, pixels)))))
         # Written again and again: fresh memory for every block would cost as much as the products.
         buffers = q.new_empty(2, heads_at_once, at_once, pixels)
         for first in range(0, len(q), heads_at_once):
