@@ -192,3 +192,32 @@ def test_why_not_names_the_value():
     q, k, v, rows, columns, _ = (tensor.half() for tensor in decomposed_laws.random_inputs(1, 1, 2, 2, 2, 0, 16, 16))
     told = triton_decomposed_backend.why_not(q, k, v, rows, columns)
     assert told is None if INTERPRETED else "device cpu is not cuda" in told
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("height", "width", "leading", "value_depth", "reason"),
+    [
+        (3, 4, 1, 0, "values without channels"),
+        (0, 4, 0, 8, "a map of 0 x 4 has no keys"),
+        (3, 0, 2, 8, "a map of 3 x 0 has no keys"),
+    ],
+)
+def test_where_there_is_nothing_to_read_others_compute(height, width, leading, value_depth, reason):
+    keys = leading + height * width
+    shapes = (5, 16), (keys, 16), (keys, value_depth), (5, height), (5, width)
+    inputs = [torch.randn(1, 2, *shape).half().requires_grad_() for shape in shapes]
+    out = attend_decomposed(*inputs)
+    out.sum().backward()
+    torch.testing.assert_close(out, attend_decomposed(*inputs, backend="eager"), atol=2e-3, rtol=2e-3)
+    assert all(tensor.grad.isfinite().all() for tensor in inputs)
+    with pytest.raises(ValueError, match=f"backend='triton' cannot run: {reason}; backend=None takes"):
+        attend_decomposed(*inputs, backend="triton")
+
+
+@interpreted
+def test_a_scale_that_is_no_number_is_named():
+    inputs = [torch.randn(1, 2, *shape).half() for shape in ((5, 16), (12, 16), (12, 8), (5, 3), (5, 4))]
+    for scale in (torch.tensor(0.5), "0.5"):
+        with pytest.raises(ValueError, match="scale must be None or a finite number"):
+            attend_decomposed(*inputs, scale=scale, backend="triton")

@@ -24,7 +24,11 @@ def why_not(q: Tensor, k: Tensor, v: Tensor, rows: Tensor, columns: Tensor) -> s
         return f"dtype {q.dtype} is not one of bfloat16, float16"
     if (depth := max(q.shape[3], v.shape[3])) > MAX_DEPTH:
         return f"a head of {depth} channels is larger than {MAX_DEPTH}"
+    if v.shape[3] < 1:
+        return "values without channels"
     height, width = rows.shape[3], columns.shape[3]
+    if min(height, width) < 1:
+        return f"a map of {height} x {width} has no keys"
     if max(height, width) > MAX_SIDE:
         return f"a map of {height} x {width} is larger than {MAX_SIDE} x {MAX_SIDE}"
     if (leading := k.shape[2] - height * width) > decomposed.MOST_LEADING:
