@@ -60,6 +60,12 @@ def test_what_fails_does_not_cost_the_rest(monkeypatch, capsys):
     ("model", "told"),
     [
         ("vit_tiny_patch16_224", "has no attention with 2-D relative positions"),
+        ("resnet18", "ResNet has no attention with 2-D relative positions"),  # takes no img_size
+        ("resnet18:deph=3", "resnet18:deph=3: ResNet.__init__() got an unexpected keyword argument 'deph'"),
+        (
+            "samvit_base_patch16:img_size=64",
+            "samvit_base_patch16:img_size=64: img_size is set by --size; try --size 64",
+        ),
         ("nosuch", "nosuch: Unknown model"),
         (f"{SAM},deph=3", "deph"),
     ],
@@ -73,3 +79,8 @@ def test_an_unknown_name_has_no_usual_size():
         accelerate._sizes("nosuch", torch.device("cuda"), None, None)
     assert accelerate._sizes("botnet26t_256", torch.device("cuda"), 2, None) == (2, 256)
     assert accelerate._sizes("halonet26t", torch.device("cuda"), None, None) == (8, 256)
+
+
+def test_classes_may_be_given():
+    with torch.device("meta"):
+        assert accelerate._build(accelerate.Network.parse("botnet26t_256:num_classes=7"), 64).num_classes == 7

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import time
 from types import SimpleNamespace
 
@@ -96,6 +97,9 @@ def test_a_failure_becomes_a_reason():
     with failures_into(failures, "c"):
         pass
     assert failures == {"a": "out of memory", "b": "RuntimeError: first line"}
+    with failures_into(failures, "d"):
+        raise AssertionError
+    assert re.fullmatch(r"AssertionError, no reason given, at line \d+ of test_benchmark.py", failures["d"])
 
 
 def test_environment_names_versions():

@@ -41,7 +41,7 @@ def run(
 ) -> None:
     """Measure these networks and print a table. compiled: torch.compile beside the network as it is."""
     where = pick_device(device, needs_gpu="bench accelerate")
-    networks = [Network.parse(text) for text in models or MODELS]
+    networks = [_parse(text) for text in models or MODELS]
     rounds, ways = rounds or (20 if where.type == "cuda" else 3), (False, True) if compiled else (False,)
     sizes = {network.name: _sizes(network.name, where, batch, size) for network in networks}
     for network in networks:
@@ -53,6 +53,13 @@ def run(
             results.add(*_measure(network, phase, *sizes[network.name], ways, where, rounds, progress))
             release()
     _print(results)
+
+
+def _parse(text: str) -> Network:
+    network = Network.parse(text)
+    if "img_size" in network.options:
+        raise ValueError(f"{network}: img_size is set by --size; try --size {network.options['img_size']}")
+    return network
 
 
 def _sizes(name: str, device: torch.device, batch: int | None, size: int | None) -> tuple[int, int]:
@@ -67,8 +74,14 @@ def _sizes(name: str, device: torch.device, batch: int | None, size: int | None)
 
 def _build(network: Network, size: int) -> nn.Module:
     torch.manual_seed(0)
+    options: dict[str, Any] = {"num_classes": CLASSES, **network.options}
     try:
-        return timm.create_model(network.name, img_size=size, num_classes=CLASSES, **network.options)
+        return timm.create_model(network.name, img_size=size, **options)
+    except (RuntimeError, TypeError) as error:
+        if "unexpected keyword argument 'img_size'" not in str(error):
+            raise ValueError(f"{network}: {error}") from None
+    try:
+        return timm.create_model(network.name, **options)  # takes images of any size
     except (RuntimeError, TypeError) as error:
         raise ValueError(f"{network}: {error}") from None
 

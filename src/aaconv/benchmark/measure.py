@@ -9,6 +9,7 @@ import gc
 import json
 import os
 import time
+import traceback
 import types
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -154,7 +155,11 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, torch.OutOfMemoryError):
         return "out of memory"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0] if lines else ''}"[:160]
+    name = type(error).__name__
+    if lines:
+        return f"{name}: {lines[0]}"[:160]
+    where = traceback.extract_tb(error.__traceback__)[-1:]
+    return f"{name}, no reason given{''.join(f', at line {at.lineno} of {Path(at.filename).name}' for at in where)}"
 
 
 @contextmanager
