@@ -1,6 +1,7 @@
 """Recipes: the paper's experiments are all there and are what it says, YAML loses nothing, changes are checked."""
 
 import re
+import shlex
 from dataclasses import fields, replace
 
 import pytest
@@ -10,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aaconv import recipes
-from aaconv.cli import recipe_options
-from aaconv.recipes import Model, Recipe, overrides
+from aaconv.cli import command_line, recipe_options
+from aaconv.recipes import Model, Recipe, diff, overrides
 from aaconv.recipes.catalogue import ours
 from aaconv.recipes.overrides import check_optimizer
 from aaconv.recipes.paper import TABLES
@@ -343,6 +344,16 @@ def test_attention_goes_into_a_network_that_could_have_it_and_has_none():
     assert model == Model("augmented", plain.options | {"augmentations": added})
     with pytest.raises(ValueError, match="augmented already"):
         start_from(model, Start(where="blocks.4.*.conv_pw"))
+
+
+@pytest.mark.parametrize("where", ["layer[34].*.conv2", ("layer4.0.conv1", "layer4.0.conv2")])
+def test_the_command_of_an_augmented_network_can_be_pasted(where):
+    usual = recipes.get("demo-plain")
+    start = Start(where=where, attention={"num_heads": 2, "qk_norm": True, "window": None, "gate_init": 1e-5})
+    changed = replace(usual, model=start_from(Model("test_resnet"), start))
+    words = shlex.split(" ".join(diff.options_of(usual, diff.overrides_of(changed))))
+    found = recipe_options.given(command_line().parse_args(["train", usual.name, *recipe_options.spell_out(words)]))
+    assert Model(found["model"], found["model_options"]) == changed.model
 
 
 def test_what_attention_is_compared_with_is_added_as_it_is():

@@ -1,9 +1,12 @@
 """What was changed in a recipe: as fields, and as options of the command line."""
 
 import json
+import math
 import shlex
 from dataclasses import asdict
 from typing import Any
+
+import yaml
 
 from . import catalogue
 from .recipe import Model, Recipe
@@ -87,5 +90,7 @@ def _written(value: Any) -> str:
             return str(value).lower()
         case str():
             return shlex.quote(value)
+        case list() | tuple() | dict():
+            return shlex.quote(yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=math.inf).strip())
         case _:
-            return str(value).replace(" ", "")
+            return str(value)
