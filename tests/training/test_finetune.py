@@ -27,6 +27,7 @@ from aaconv.training.trainer import Trainer, resume
 from aaconv.training.trainer import train as train_recipe
 from aaconv.utils import hub_access
 from aaconv.utils.distributed import World
+from aaconv.utils.weights_folder import short_sha256
 from support.training_runs import tiny
 
 FEW = {"num_heads": 2, "key_channels": 8, "value_channels": 4, "combine": "add"}
@@ -130,7 +131,7 @@ def test_the_backbone_stays_as_it_is_while_it_is_frozen(weights):
 
 def test_weights_of_a_file_are_what_training_starts_from(weights, photos):
     recipe = finetune_recipe(str(weights), str(photos), Start(where=LAST_STAGE), {"size": 64})
-    assert recipe.model.options["pretrained_cfg_overlay"] == {"file": str(weights)}
+    assert recipe.model.options["pretrained_cfg_overlay"] == {"file": str(weights), "sha256": short_sha256(weights)}
     task = create_task(recipe)
     model, original = task.build(task.data_info(), start=True), safetensors.torch.load_file(weights)
     own = {name.replace(".conv.weight", ".weight"): value for name, value in model.state_dict().items()}
@@ -236,7 +237,7 @@ def test_without_network_and_weights_the_message_says_where_to_put_them(photos, 
     place.parent.mkdir()
     place.write_bytes(b"")
     recipe = finetune_recipe("resnet18", str(photos), Start(pretrained=True), {"size": 64})
-    assert recipe.model.options["pretrained_cfg_overlay"] == {"file": str(place)}
+    assert recipe.model.options["pretrained_cfg_overlay"] == {"file": str(place), "sha256": short_sha256(place)}
 
 
 @pytest.mark.slow

@@ -18,6 +18,7 @@ from aaconv.recipes import Model
 from aaconv.recipes.pretrained import Start, start_from
 from aaconv.runs.load import load_model
 from aaconv.runs.record import record_result
+from aaconv.runs.results import read
 from aaconv.runs.run_folder import read_metrics, read_summary
 from aaconv.tasks.task import create_task
 from aaconv.training import parameter_groups
@@ -25,6 +26,7 @@ from aaconv.training.learner import Learner
 from aaconv.training.running_sums import RunningSums
 from aaconv.training.trainer import resume, train
 from aaconv.utils import hub_access
+from aaconv.utils.weights_folder import short_sha256
 from support.detection_runs import CPU, tiny_recipe
 from support.places import SHARED_DATA
 from support.training_runs import outcome
@@ -201,12 +203,54 @@ def test_a_record_says_nothing_of_this_machine_and_has_a_short_name(run, weights
     assert str(weights.parent) not in path.read_text()
 
 
-def test_a_catalogues_recipe_is_the_same_experiment_from_any_file():
+@pytest.mark.parametrize("content", [{}, {"sha256": recipes.diff.USUAL_WEIGHTS["tf_efficientnet_lite0"]}])
+def test_a_catalogues_recipe_is_the_same_experiment_wherever_its_weights_lie(content):
+    """Runs from before their sha256 was kept have none."""
     usual = recipes.get("coco-small-lite0-plain")
-    overlay = {"pretrained_cfg_overlay": {"file": "/home/me/weights.safetensors"}}
+    overlay = {"pretrained_cfg_overlay": {"file": "/home/me/weights.safetensors"} | content}
     changed = replace(usual, model=Model(usual.model.name, usual.model.options | overlay))
     assert recipes.diff.overrides_of(changed) == {}
     assert recipes.diff.experiment_key(changed) == recipes.diff.experiment_key(usual)
+
+
+def test_runs_from_other_weights_are_other_experiments(tmp_path):
+    usual = recipes.get("coco-small-lite0-plain")
+
+    def started(place, content):
+        (tmp_path / place).write_bytes(content)
+        return replace(usual, model=start_from(usual.model, Start(str(tmp_path / place))))
+
+    here, there, other = started("a.pth", b"1"), started("b.pth", b"1"), started("c.pth", b"2")
+    keys = list(map(recipes.diff.experiment_key, (here, there, other, usual)))
+    assert keys[0] == keys[1]
+    assert len({*keys}) == 3
+    assert str(tmp_path) not in keys[0]
+    changes = recipes.diff.options_of(usual, recipes.diff.overrides_of(here))
+    assert changes == [f"--pretrained sha256:{short_sha256(tmp_path / 'a.pth')}"]
+
+
+def test_a_run_and_its_record_say_which_weights_it_started_from(run, weights, tmp_path):
+    kept = {"sha256": short_sha256(weights)}
+    assert read_summary(run)["options"]["pretrained_cfg_overlay"] == kept
+    record_result(run, tmp_path)
+    (record,) = read(tmp_path)
+    assert record["options"]["pretrained_cfg_overlay"] == kept
+    with pytest.raises(ValueError, match="name a file with --pretrained FILE"):
+        network(replace(load_model(run).recipe, model=Model(record["model"], record["options"])), start=True)
+
+
+def test_a_file_that_has_changed_since_is_refused(recipe, weights, tmp_path):
+    other = tmp_path / "other.safetensors"
+    other.write_bytes(weights.read_bytes())
+    changed = replace(recipe, model=start_from(recipe.model, Start(str(other))))
+    safetensors.torch.save_file({"a": torch.zeros(1)}, other)
+    with pytest.raises(ValueError, match="is not what it was: its sha256 begins with"):
+        network(changed, start=True)
+
+
+@pytest.mark.skipif(not LITE0.is_file(), reason=f"no weights in {LITE0}")
+def test_the_usual_weights_are_those_of_our_runs():
+    assert {LITE0.stem: short_sha256(LITE0)} == recipes.diff.USUAL_WEIGHTS
 
 
 def test_without_a_file_the_message_says_where_to_put_one(coco_folder, tmp_path, monkeypatch, capsys, weights):

@@ -38,14 +38,20 @@ def fields_of(recipe: Recipe) -> dict[str, Any]:
     return asdict(recipe) | {"model": {"name": recipe.model.name, "options": kept_options(recipe.model)}}
 
 
+USUAL_WEIGHTS = {"tf_efficientnet_lite0": "2b4a5f7e9a18"}
+"""The start of the sha256 of the weights that the catalogue's recipes start from."""
+
+
 def kept_options(model: Model) -> dict[str, Any]:
-    """The options of a network without the file that its first weights were read from: it has a place of its own on
-    every machine."""
+    """The options of a network without the file that its first weights were read from, which has a place of its own on
+    every machine; the sha256 of what is in it says which weights they were, unless they are the usual ones."""
     overlay = model.options.get("pretrained_cfg_overlay")
-    if not isinstance(overlay, dict) or "file" not in overlay:
+    if not isinstance(overlay, dict):
         return model.options
     others = {name: value for name, value in model.options.items() if name != "pretrained_cfg_overlay"}
     overlay = {name: value for name, value in overlay.items() if name != "file"}
+    if overlay.get("sha256") == USUAL_WEIGHTS.get(model.base):
+        overlay.pop("sha256", None)
     return others | ({"pretrained_cfg_overlay": overlay} if overlay else {})
 
 
@@ -72,7 +78,7 @@ def options_of(recipe: Recipe, changes: dict[str, Any]) -> list[str]:
                 if model != usual.name:
                     words.append(f"--model {model}")
                 new = {key: it for key, it in options.items() if model != usual.name or usual.options.get(key) != it}
-                words += [f"--model.{key.replace('_', '-')} {_written(it)}" for key, it in new.items()]
+                words += [_network_option(key, it) for key, it in new.items()]
             case bool():
                 words.append(option if value else option.replace("--", "--no-", 1))
             case list() | tuple():
@@ -80,6 +86,12 @@ def options_of(recipe: Recipe, changes: dict[str, Any]) -> list[str]:
             case _:
                 words.append(f"{option} {_written(value)}")
     return words
+
+
+def _network_option(name: str, value: Any) -> str:
+    if name == "pretrained_cfg_overlay" and isinstance(value, dict) and "sha256" in value:
+        return f"--pretrained sha256:{value['sha256']}"  # of a file that everybody has somewhere else
+    return f"--model.{name.replace('_', '-')} {_written(value)}"
 
 
 def _written(value: Any) -> str:

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..utils.weights_folder import own_file
+from ..utils.weights_folder import own_file, short_sha256
 from .recipe import Model
 
 AUGMENTED = "augmented"
@@ -32,7 +32,7 @@ def start_from(model: Model, start: Start) -> Model:
         if file is not None:
             if not file.is_file():
                 raise FileNotFoundError(f"there is no file {file} with weights")
-            options["pretrained_cfg_overlay"] = {"file": str(file.resolve())}
+            options["pretrained_cfg_overlay"] = {"file": str(file.resolve()), "sha256": short_sha256(file)}
     if start.where is None:
         if start.attention:
             raise ValueError(f"{', '.join(start.attention)}: options of attention need --augment WHERE")

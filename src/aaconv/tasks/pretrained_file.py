@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from ..recipes.recipe import Model
 from ..utils.weights import Tensors, read_weights
-from ..utils.weights_folder import own_file
+from ..utils.weights_folder import own_file, short_sha256
 
 NORM_OF_THE_HEAD = "fc_norm"
 """What timm's transformers have before the classifier where they average over the image."""
@@ -25,7 +25,12 @@ def file_of(model: Model) -> str | Path | None:
     overlay = model.options.get("pretrained_cfg_overlay")
     if overlay is None and model.options.get("pretrained"):
         return own_file(model.base)
-    return overlay.get("file") if isinstance(overlay, dict) else None
+    if not isinstance(overlay, dict):
+        return None
+    if "sha256" in overlay and "file" not in overlay:
+        wanted = overlay["sha256"]
+        raise ValueError(f"the recipe starts from weights with the sha256 {wanted}; name a file with --pretrained FILE")
+    return overlay.get("file")
 
 
 def with_weights(model: Model, file: str | Path) -> dict[str, Any]:
@@ -35,7 +40,13 @@ def with_weights(model: Model, file: str | Path) -> dict[str, Any]:
     if not tensors:
         raise ValueError(f"{file} holds no tensors; name another file with --pretrained FILE")
     overlay = model.options.get("pretrained_cfg_overlay") or {}
-    others = {name: value for name, value in overlay.items() if name != "file"}
+    wanted = overlay.get("sha256")
+    if wanted is not None and (found := short_sha256(file)) != wanted:
+        raise ValueError(
+            f"{file} is not what it was: its sha256 begins with {found}, the recipe's with {wanted}; name the file "
+            "again with --pretrained FILE"
+        )
+    others = {name: value for name, value in overlay.items() if name not in ("file", "sha256")}
     return model.options | {"pretrained_cfg_overlay": others | {"state_dict": tensors}}
 
 

@@ -1,5 +1,7 @@
-"""Where files of pretrained weights lie that a person has put there, for machines without a network."""
+"""Where files of pretrained weights lie that a person has put there, for machines without a network, and what to call
+their content on every machine."""
 
+import hashlib
 import os
 from pathlib import Path
 
@@ -15,3 +17,12 @@ def own_file(name: str) -> Path | None:
     stems = dict.fromkeys((name.replace("/", "-"), name.partition(".")[0].replace("/", "-")))
     files = (weights_folder() / f"{stem}{ending}" for stem in stems for ending in ENDINGS)
     return next((file for file in files if file.is_file()), None)
+
+
+def short_sha256(file: str | Path) -> str:
+    """The first 12 digits of the sha256 of a file's content."""
+    digest = hashlib.sha256()
+    with Path(file).open("rb") as opened:
+        while part := opened.read(2**20):
+            digest.update(part)
+    return digest.hexdigest()[:12]
