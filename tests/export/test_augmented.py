@@ -147,3 +147,11 @@ def test_the_entry_point_names_what_is_missing():
         aaconv.create_model("augmented", base="resnet1")
     with pytest.raises(ValueError, match="must be mappings with `where`"):
         aaconv.create_model("augmented", base="resnet10t", augmentations=[{"combine": "add"}])
+
+
+def test_a_detector_is_saved_with_its_run(tmp_path):
+    options = {"channels": 16, "head_depth": 1, "augmentations": [{"where": "layer4.0.conv2", "combine": "add", **FEW}]}
+    model = aaconv.create_model("augmented_retinanet", backbone="test_resnet", img_size=64, **options)
+    with pytest.raises(ValueError, match="is a detector, which is saved with its run: aaconv push RUN --to FOLDER"):
+        save_model(model, tmp_path / "network")
+    assert not list(tmp_path.iterdir())

@@ -118,6 +118,8 @@ def test_only_what_weight_decay_would_harm_is_left_out_of_it():
     ("options", "message"),
     [
         ({"backbone": "resnet1"}, "unknown model 'resnet1'"),
+        ({"backbone": "resnet51"}, "unknown model 'resnet51' to augment; did you mean .*resnet50"),
+        ({"backbone": 5}, "must be a name of timm's, such as resnet50, got 5"),
         ({"backbone": "torchvision/resnet18"}, "must be a network of timm's, got 'torchvision/resnet18'"),
         ({"backbone": "vit_tiny_patch16_224"}, "three maps, each half as large"),
         ({"backbone": "test_resnet", "augmentations": ["layer4"]}, "must be mappings with `where`, got 'layer4'"),

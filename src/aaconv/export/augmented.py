@@ -105,6 +105,8 @@ def _config(
 ) -> dict[str, Any]:
     """config.json in timm's layout; the network is `augmented`, which builds the base and augments it again."""
     augmentations = getattr(model, "augmentations", None)
+    if hasattr(model, "anchors"):
+        raise ValueError("the model is a detector, which is saved with its run: aaconv push RUN --to FOLDER")
     if not augmentations:
         raise ValueError("the model was not changed by aaconv.augment: timm.models.save_for_hf saves others")
     known = getattr(model, "pretrained_cfg", None) or {}

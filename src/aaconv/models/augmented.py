@@ -5,6 +5,7 @@ in keywords, so that a config.json can hold it.
 """
 
 from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from typing import Any
 
 import timm
@@ -67,12 +68,21 @@ def augmented(
     return model
 
 
+def check_is_name(name: Any) -> None:
+    """A ValueError unless it is a text, as --model.base 5 is not."""
+    if not isinstance(name, str):
+        raise ValueError(f"the network to augment must be a name of timm's, such as resnet50, got {name!r}")
+
+
 def create_base(name: str, *, img_size: int | None = None, **options: Any) -> nn.Module:
     """The network that is augmented; a ValueError where there is none of that name."""
     options = {key: value for key, value in options.items() if value is not None}
+    check_is_name(name)
     if not name.startswith(TORCHVISION):
         if not timm.is_model(name.partition(".")[0]):
-            raise ValueError(f"unknown model {name!r} to augment; timm.list_models() has all names")
+            near = get_close_matches(name, timm.list_models(), n=3)
+            hint = f"did you mean {', '.join(near)}?" if near else "timm.list_models() has all names"
+            raise ValueError(f"unknown model {name!r} to augment; {hint}")
         if img_size is not None and _has_a_size(name):
             options["img_size"] = img_size
         return timm.create_model(name, **options)

@@ -14,7 +14,7 @@ from torch import nn
 
 from ..layers.parameters import exclude_from_weight_decay
 from .aa_retinanet import RetinaNet
-from .augmented import TORCHVISION, augment_once, create_base
+from .augmented import TORCHVISION, augment_once, check_is_name, create_base
 from .family import keyword_names
 from .timm_seam import register_unlisted
 
@@ -71,6 +71,7 @@ def augmented_retinanet(
 
 def _features(name: str, img_size: int | None, **options: Any) -> nn.Module:
     """The backbone, which gives several maps; a ValueError where it is not timm's."""
+    check_is_name(name)
     if name.startswith(TORCHVISION):
         raise ValueError(f"the backbone must be a network of timm's, got {name!r}; timm.list_models() has all names")
     features: Any = create_base(name, img_size=img_size, features_only=True, **options)

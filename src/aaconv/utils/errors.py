@@ -17,7 +17,9 @@ def one_line(error: BaseException) -> str:
         return (
             f"it holds {found[1]}, not only tensors" if found else "it is not a file of tensors that torch has written"
         )
-    line = next((line.strip() for line in text.splitlines() if line.strip()), "")
+    line, *more = [line.strip() for line in text.splitlines() if line.strip()] or [""]
+    if line.endswith(":") and more:  # torch lists below it what does not fit
+        line = f"{line} {more[0]}"
     if not line or isinstance(error, LookupError):  # a KeyError says nothing but the key
         return f"{type(error).__name__} {line}".strip()[:LONGEST]
     return line[:LONGEST]
