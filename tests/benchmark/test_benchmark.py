@@ -98,7 +98,7 @@ def test_a_failure_becomes_a_reason():
         pass
     assert failures == {"a": "out of memory", "b": "RuntimeError: first line"}
     with failures_into(failures, "d"):
-        raise AssertionError
+        torch._assert(False, "")  # as networks of timm check their sizes
     assert re.fullmatch(r"AssertionError, no reason given, at line \d+ of test_benchmark.py", failures["d"])
 
 

@@ -158,8 +158,10 @@ def reason_of(error: BaseException) -> str:
     name = type(error).__name__
     if lines:
         return f"{name}: {lines[0]}"[:160]
-    where = traceback.extract_tb(error.__traceback__)[-1:]
-    return f"{name}, no reason given{''.join(f', at line {at.lineno} of {Path(at.filename).name}' for at in where)}"
+    torchs = str(Path(torch.__file__).parent)  # torch._assert stands between a network and its error
+    lines_of_code = [at for at in traceback.extract_tb(error.__traceback__) if not at.filename.startswith(torchs)]
+    where = "".join(f", at line {at.lineno} of {Path(at.filename).name}" for at in lines_of_code[-1:])
+    return f"{name}, no reason given{where}"
 
 
 @contextmanager
