@@ -151,7 +151,12 @@ def attend_decomposed(
 
     with scale depth ** -0.5 by default. The keys of the map come last, row by row; keys before them (a class token)
     have no bias. Queries may be any: of another map, of a window, of the same map. All five have gradients, and
-    nothing of the size queries x keys is stored by the triton and sdpa backends. backend: as in attend_2d.
+    nothing of the size queries x keys is stored by the triton and sdpa backends.
+
+    q, k and v have one dtype: bfloat16, float16, float32 or float64, and autocast does not change that. rows and
+    columns may have another of these, such as the float32 of relative logits: they are cast to that of q, and their
+    gradients keep their own. scale: a finite number, or None. backend: as in attend_2d, but None takes the first of
+    triton, sdpa and eager that can run: which one is faster was measured for attend_2d alone.
 
     >>> q, k, v = torch.randn(1, 2, 5, 16), torch.randn(1, 2, 1 + 12, 16), torch.randn(1, 2, 1 + 12, 16)
     >>> rows, columns = torch.randn(1, 2, 5, 3), torch.randn(1, 2, 5, 4)  # a map of 3 x 4, and a class token before it
