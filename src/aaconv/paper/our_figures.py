@@ -157,5 +157,5 @@ def _draw(
     how: Any = {"color": color, "markerfacecolor": face, "markersize": 6, "linewidth": 1.8, "capsize": 3}
     axes.errorbar(x, y, yerr=spread, fmt=form, label=label, **how)
     if single_runs:
-        each = [(place, value) for place, one in points for value in one.values("top1")]
-        axes.scatter(*zip(*each, strict=True), s=16, color=color, alpha=0.5, linewidths=0)
+        places, values = zip(*((place, value) for place, one in points for value in one.values("top1")), strict=True)
+        axes.scatter(places, values, s=16, color=color, alpha=0.5, linewidths=0)
