@@ -1,5 +1,7 @@
 """The kernels of local attention as triton compiles them for GPUs that are not here."""
 
+import re
+
 import pytest
 import torch
 
@@ -17,13 +19,13 @@ SIZES = ("first_image_head", "height", "width", "image_heads", "chunk", "splits"
 SHAPES = [(20, 3, 13), (32, 32, 7), (64, 64, 32)]  # depth of keys and of values, window
 
 
-def compiled(name, shape, capability):
+def compiled(name, shape, capability, **changed):
     depth, value_depth, window = shape
     channels, numbers = 8 * (2 * depth + value_depth), (window, window, 1, 1, 1, 1)
     sizes = 56, 8, 8 * depth, True, True, None, numbers
     plan = WindowPlan((2, 56 * 56, channels), (0, channels, 1), torch.bfloat16, 2, torch.float32, *sizes)
     launcher = plan._launcher(name, 16)
-    kernel, constants = launcher.kernel, launcher.constants
+    kernel, constants = launcher.kernel, launcher.constants | changed
 
     def kind(argument):
         if argument in constants:
@@ -59,3 +61,22 @@ def test_keys_are_copied_sixteen_bytes_at_a_time():
         ptx = compiled(name, (20, 3, 13), 90).asm["ptx"]
         assert ptx.count("cp.async.cg.shared.global") > 0
         assert ptx.count("cp.async.ca.shared.global") == 0
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_several_rows_of_a_map_fit_the_gpu_too(shape):
+    code = compiled("window_backward_tables", shape, 89, MANY_ROWS=True)
+    assert code.metadata.shared <= SHARED_MEMORY
+    assert "wgmma" not in code.asm["ptx"]
+    assert "atom" not in code.asm["ptx"]
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::UserWarning")
+@pytest.mark.parametrize("many_rows", [False, True])
+def test_parts_of_the_tables_gradients_are_counted_in_int64(many_rows):
+    """A tall map whose 32 heads have tables of their own would have more than 2**31 elements of them."""
+    code = compiled("window_backward_tables", (64, 64, 32), 90, MANY_ROWS=many_rows, TABLES_PER_HEAD=True)
+    assert re.findall(r"tt.addptr %grad_tables, \S+ : !tt.ptr<f32>, (\w+)", code.asm["ttir"]) == ["i64"]

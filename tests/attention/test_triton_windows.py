@@ -10,6 +10,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from aaconv.attention import attend_2d, eager, triton_backend, triton_window, windows
+from aaconv.attention.triton_launch import H200
 from aaconv.attention.windows import make_window
 from support.interpreter import run_interpreted
 from support.window_laws import Case, assert_as_good_as_eager, random_case
@@ -75,6 +76,26 @@ def test_scratch_in_chunks_changes_nothing(monkeypatch):
     assert all(torch.equal(one, other) for one, other in zip(whole[:2], chunked[:2], strict=True))
     for one, other in zip(whole[2:], chunked[2:], strict=True):
         torch.testing.assert_close(one, other)
+
+
+@interpreted
+@pytest.mark.parametrize(
+    ("tables", "programs", "launches"), [("shared", 1, 1), ("shared", 3, 2), ("per head", 4, 1), ("per head", 1, 2)]
+)
+def test_several_rows_of_the_map_share_a_part_of_the_tables_gradients(tables, programs, launches, monkeypatch):
+    case = Case(7, 3, make_window((4, 3), (2, 1), (2, 1)), 2, 4, 1, tables)
+    monkeypatch.setattr(triton_window, "gpu_at", lambda device: H200._replace(multiprocessors=programs))
+    for name, value in {"TABLE_PROGRAMS": 1, "TABLE_SHARE": 0, "MEMORY": 0}.items():
+        monkeypatch.setattr(triton_window, name, value)
+    monkeypatch.setattr(triton_window, "SMALL_SCRATCH", 0 if launches == 2 else 2**26)
+    plans = []
+    monkeypatch.setattr(
+        triton_backend, "plan_windows", lambda *kind: plans.append(triton_window.WindowPlan(*kind)) or plans[-1]
+    )
+    assert_as_good_as_eager(case, torch.float32)
+    assert plans[-1].constants["MANY_ROWS"]
+    assert plans[-1].table_programs == max(programs, 2 if tables == "per head" else 1)
+    assert len(list(plans[-1].chunks())) == launches
 
 
 @interpreted
@@ -188,24 +209,78 @@ def test_no_window_has_more_lines_than_are_counted_with(dtype):
             assert max(plan.constants["LINES_H"], plan.constants["LINES_W"]) <= triton_window.MOST_LINES
 
 
+def plan_of(case, backward, dtype=torch.bfloat16):
+    """That of a case in bfloat16 on an H200, with an input that has no memory."""
+    channels = case.heads * (2 * case.depth + case.value_depth)
+    qkv = torch.empty(case.batch, case.height * case.width, channels, dtype=dtype, device="meta")
+    sizes = case.height, case.heads, case.heads * case.depth, True, backward, None, case.window.numbers
+    dimensions = 3 if case.tables == "per head" else 2
+    return triton_window.WindowPlan(qkv.shape, qkv.stride(), dtype, dimensions, torch.float32, *sizes), qkv
+
+
+def held_by(case, backward):
+    """All that a call holds, in multiples of its input: with it, the tables and the gradient of the output."""
+    plan, qkv = plan_of(case, backward)
+    heads = (case.heads,) if case.tables == "per head" else ()
+    tables = [torch.empty(*heads, 2 * side - 1, case.depth, device="meta") for side in case.window.size]
+    out, lse = triton_backend._empty_forward(qkv, case.heads, case.heads * case.depth)
+    tensors = [qkv, *tables, out, lse]
+    tensors += [torch.empty_like(out), *triton_backend._empty_backward(qkv, *tables)] if backward else []
+    partial = [plan.partial_shape[dimension:] for dimension in range(len(plan.partial_sums) + 1)] * backward
+    held = sum(tensor.nbytes for tensor in tensors) + sum(4 * math.prod(shape) for shape in partial)
+    return (held + qkv.itemsize * sum(plan.program.scratch.values()) + 4 * plan.deltas) / qkv.nbytes
+
+
 @pytest.mark.parametrize("side", [56, 112])
 @pytest.mark.parametrize("window", [7, 13])
 @pytest.mark.parametrize(("depth", "value_depth"), [(20, 3), (32, 32)])
 def test_a_call_holds_at_most_four_times_its_input(side, window, depth, value_depth):
-    """Forward and backward, the inputs and the gradient of the output included."""
-    qkv = torch.empty(32, side * side, 8 * (2 * depth + value_depth), dtype=torch.bfloat16, device="meta")
-    tables = [torch.empty(2 * window - 1, depth, device="meta") for _ in range(2)]
-    out, lse = triton_backend._empty_forward(qkv, 8, 8 * depth)
-    grads = triton_backend._empty_backward(qkv, *tables)
-    grad_out = torch.empty_like(out)
-    kept = (qkv, *tables, out, lse)
-    for backward, tensors in ((False, kept), (True, (*kept, grad_out, *grads))):
-        sizes = side, 8, 8 * depth, True, backward, None, (window, window, 1, 1, 1, 1)
-        plan = triton_window.WindowPlan(qkv.shape, qkv.stride(), qkv.dtype, 2, torch.float32, *sizes)
-        partial = [plan.partial_shape[dimension:] for dimension in range(len(plan.partial_sums) + 1)] * backward
-        held = sum(tensor.nbytes for tensor in tensors) + sum(4 * math.prod(shape) for shape in partial)
-        held += qkv.itemsize * sum(plan.program.scratch.values()) + 4 * plan.deltas
-        assert held <= 4 * qkv.nbytes
+    case = Case(side, side, make_window(window), 8, depth, value_depth, batch=32)
+    assert max(held_by(case, backward) for backward in (False, True)) <= 4
+
+
+ONE_IMAGE = [  # which is never cut: case, and what its backward holds
+    (Case(256, 256, make_window(7), 8, 20, 3, batch=1), 4.51),
+    (Case(512, 512, make_window(13), 8, 20, 3, batch=1), 4.86),
+    (Case(1024, 64, make_window(32), 8, 64, 64, "per head", batch=1), 4.87),
+]
+
+
+@pytest.mark.parametrize(("case", "most"), ONE_IMAGE, ids=str)
+def test_a_batch_of_one_holds_what_an_image_takes(case, most):
+    assert held_by(case, backward=False) <= 4
+    assert held_by(case, backward=True) == pytest.approx(most, abs=0.01)
+
+
+TALL = [
+    Case(8400, 32, make_window(32), 32, 64, 64, "per head", batch=1),
+    Case(65536, 16, make_window(7), 8, 20, 3, "per head", batch=1),
+    Case(1024, 64, make_window(32), 8, 64, 64, "per head", batch=1),
+    Case(20000, 1, make_window((32, 1)), 1, 64, 1, batch=1),
+]
+
+
+@pytest.mark.parametrize("case", TALL, ids=str)
+def test_parts_of_the_tables_gradients_are_a_small_share_of_a_tall_map(case):
+    """A sixteenth, or one part for each of the programs that fill the GPU."""
+    plan, qkv = plan_of(case, backward=True)
+    programs, of_a_part = triton_window.TABLE_PROGRAMS * 132, (2 * sum(case.window.size) - 2) * case.depth
+    assert plan.constants["MANY_ROWS"]
+    assert programs // 2 < plan.table_programs < case.height * case.heads
+    assert math.prod(plan.partial_shape) == plan.table_programs * of_a_part
+    assert 4 * math.prod(plan.partial_shape) <= max(qkv.nbytes / 16, 4 * (programs + case.heads) * of_a_part)
+
+
+@pytest.mark.parametrize("tables", ["shared", "per head"])
+@pytest.mark.parametrize("side", [56, 112])
+@pytest.mark.parametrize("window", [7, 13])
+@pytest.mark.parametrize(("depth", "value_depth"), [(20, 3), (32, 32)])
+def test_maps_that_were_measured_have_a_program_per_row(side, window, depth, value_depth, tables):
+    plan, _ = plan_of(Case(side, side, make_window(window), 8, depth, value_depth, tables, batch=32), backward=True)
+    heads = 8 if tables == "per head" else 1
+    assert not plan.constants["MANY_ROWS"]
+    assert plan.splits == 8 * 132 // (side * heads)
+    assert plan.table_programs == side * heads * plan.splits
 
 
 @pytest.mark.parametrize(

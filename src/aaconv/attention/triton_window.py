@@ -17,8 +17,8 @@ from .windows import Window
 
 MAX_DEPTH, MAX_WINDOW = 64, 32
 MEMORY, SMALL_SCRATCH = 3.9, 2**26
-"""Most that a call may hold, in multiples of its input, all inputs, gradients and results included. What they leave is
-the scratch's, or these bytes where that is more."""
+"""Most that a call holds, in multiples of its input, all inputs, gradients and results included. What they leave is
+the scratch's, or these bytes where that is more, or what one image takes: a batch of 1 may hold more."""
 OPTIONS = ("num_warps", "num_stages", "maxnreg")
 BLOCK_OF_LINES = 16
 """Rows, or columns, whose relative logits the keys' kernel reads at once: no tile may have more. Of half as many it
@@ -27,6 +27,9 @@ MOST_LINES = 128
 """Rows, or columns, for which a pixel has a relative logit: of windows up to MAX_WINDOW."""
 TABLE_PROGRAMS = 8
 """Programs per multiprocessor that sum the tables' gradients; each has a part of its own."""
+TABLE_SHARE = 1 / 16
+"""Of the input's bytes: where a part for every row of the map is more, programs take several rows. All programs above
+have a part in any case."""
 TAIL = 16
 """Elements that the last channels of a small head's key share with its values."""
 
@@ -184,27 +187,39 @@ class WindowPlan:
         self.sizes = {"keys": keys, "values": values, "relative": sum(lines)}
         self.sizes |= {"queries": keys, "grads": values} if backward else {}
         self.backward, self.itemsize = backward, dtype.itemsize
-        owners = max(1, self.height) * (num_heads if self.per_head else 1)
         of_tables = (*((num_heads,) if self.per_head else ()), 2 * sum(self.windows) - 2, depth)
-        self.splits = max(1, TABLE_PROGRAMS * gpu_at(device).multiprocessors // owners)
-        partial = 4 * self.splits * max(1, self.height) * math.prod(of_tables)
+        wanted, heads = TABLE_PROGRAMS * gpu_at(device).multiprocessors, num_heads if self.per_head else 1
+        first_rows = self._first_rows(ceil_div(wanted, heads), 4 * math.prod(of_tables))
+        self.constants["MANY_ROWS"] = first_rows < self.height
+        owners = first_rows * heads
+        self.splits = max(1, wanted // owners)
+        partial = 4 * self.splits * first_rows * math.prod(of_tables)
         self.images_at_a_time = self._images_at_a_time(partial if table_dimensions else 0)
         blocks = self.images_at_a_time * num_heads * ceil_div(self.width, self.constants["ROW_BLOCK"])
-        self.splits = max(1, min(self.splits, blocks // (num_heads if self.per_head else 1)))
+        self.splits = max(1, min(self.splits, blocks // heads))
         self.table_programs = owners * self.splits
         needs_delta = backward and not self.constants["DELTA"]
         self.deltas = self.images_at_a_time * num_heads * self.pixels if needs_delta else 0
-        parts = self.height * self.splits if self.batch else 0
+        parts = min(self.height, first_rows) * self.splits if self.batch else 0
         first = two_steps(parts) or (parts,)
         # The shape of the parts of the tables' gradient, and the dimensions to sum one after the other.
         self.partial_shape: tuple[int, ...] = (*first, *of_tables) if table_dimensions else (0,)
         self.partial_sums: tuple[int, ...] = (0,) * len(first) if table_dimensions else ()
 
+    @property
+    def _bytes_of_input(self) -> int:
+        channels = self.heads * (2 * self.constants["D"] + self.constants["DV"])
+        return self.batch * self.pixels * channels * self.itemsize
+
+    def _first_rows(self, least: int, of_a_row: int) -> int:
+        """Rows of the map with a part of the tables' gradients, of so many bytes each, which later rows are added to:
+        all, or where that is a large share of the input as many as it may be or the `least`."""
+        most = min(self.height, max(least, int(TABLE_SHARE * self._bytes_of_input / of_a_row)))
+        return max(1, ceil_div(self.height, max(1, ceil_div(self.height, max(1, most)))))
+
     def _images_at_a_time(self, of_tables: int) -> int:
         """Of equal launches as few as have room for their scratch beside what the call holds, and parts of tables."""
-        of_a_channel = self.batch * self.pixels * self.itemsize
-        of_input = of_a_channel * self.heads * (2 * self.constants["D"] + self.constants["DV"])
-        of_output = of_a_channel * self.value_channels
+        of_input, of_output = self._bytes_of_input, self.batch * self.pixels * self.itemsize * self.value_channels
         log_sums = 8 * self.image_heads * self.pixels
         held = 2 * (of_input + of_output) + log_sums + of_tables if self.backward else of_input + of_output + log_sums
         room = max(MEMORY * of_input - held, SMALL_SCRATCH)

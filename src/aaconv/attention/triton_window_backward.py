@@ -130,8 +130,8 @@ def window_backward_queries(
 
 
 @triton.jit
-def choose_line(line, TILE: tl.constexpr, BLOCK: tl.constexpr, FROM: tl.constexpr, dtype: tl.constexpr):
-    """[TILE, BLOCK_OF_LINES]: a one at each key's line among BLOCK from FROM on, so that a product picks its logits."""
+def choose_line(line, BLOCK: tl.constexpr, FROM: tl.constexpr, dtype: tl.constexpr):
+    """[keys, BLOCK_OF_LINES]: a one at each key's line among BLOCK from FROM on, so that a product picks its logits."""
     among = tl.arange(0, BLOCK_OF_LINES)[None, :] - FROM
     return tl.where((line & (BLOCK - 1))[:, None] == among, 1.0, 0.0).to(dtype)
 
@@ -180,13 +180,13 @@ def window_backward_keys(
     relative += first * ALL_LINES
     rows_at = tl.multiple_of((y0 & (LINES_H - 1)) // BLOCK * BLOCK, BLOCK)
     columns_at = tl.multiple_of(LINES_H + (x0 & (LINES_W - 1)) // BLOCK * BLOCK, BLOCK)
-    chosen = choose_line(key_y, TILE, BLOCK, 0, k.dtype)
+    chosen = choose_line(key_y, BLOCK, 0, k.dtype)
     if ONE_PRODUCT:
-        chosen += choose_line(key_x, TILE, BLOCK, HALF, k.dtype)
+        chosen += choose_line(key_x, BLOCK, HALF, k.dtype)
         place = tl.arange(0, BLOCK_OF_LINES)
         place += place // HALF * (columns_at - rows_at - HALF)
     else:
-        this_column = choose_line(key_x, TILE, BLOCK, 0, k.dtype)
+        this_column = choose_line(key_x, BLOCK, 0, k.dtype)
     grad_k = tl.zeros([TILE, KEY], tl.float32)
     grad_rest = tl.zeros([TILE, VALUE], tl.float32)
     grad_v = tl.zeros([TILE, VALUE], tl.float32)
@@ -255,52 +255,20 @@ def add_to_part(part, offset, known, chunk, grad, D: tl.constexpr, D_PAD: tl.con
     store_pixels(part, offset * D, known, grad, D, D_PAD)
 
 
-@triton.jit(do_not_specialize=["first_image_head", "height", "width", "image_heads", "chunk", "splits"])
-def window_backward_tables(
-    qkv, rel_h, rel_w, relative, grad_qkv, grad_tables,
-    first_image_head, height, width, image_heads, chunk, splits,
+@triton.jit
+def gradients_of_row(
+    qkv, relative, grad_qkv, vectors_h, vectors_w, grad_w, row, own_head, split,
+    first_image_head, pixels, width, blocks, owned, splits,
     STRIDE: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr,
     LINES_H: tl.constexpr, LINES_W: tl.constexpr, OFFSETS: tl.constexpr, TABLES_PER_HEAD: tl.constexpr,
     LOGIT_SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
-    WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHARED_H: tl.constexpr, SHARED_W: tl.constexpr,
-    APART_H: tl.constexpr, APART_W: tl.constexpr, ROW_BLOCK: tl.constexpr,
+    WINDOW_W: tl.constexpr, SHARED_W: tl.constexpr, APART_W: tl.constexpr, ROW_BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """The gradients that the queries' kernel has left in the place of relative logits into those of the queries (added
-    to what is there) and of the tables.
-
-    One program a row of the map: every splits-th of the blocks of ROW_BLOCK pixels that the images have of it, of all
-    heads or, where each has tables of its own, of one. The queries of a row share the vectors of rel_h, so that its
-    gradients are taken as they lie; those of the columns are gathered. A program owns its part of the tables'
-    gradients, grad_tables [splits, height, (heads,) rows' and columns' offsets, D], so nothing is added by two;
-    launches after the first add to it.
-    """
+    """Add to the gradients of the queries of a row of the map, every splits-th block of them. Also the gradients of the
+    row's vectors of rel_h, and grad_w with those of rel_w added."""
     GRAD_W: tl.constexpr = HEADS * (2 * D + DV)
     ALL_LINES: tl.constexpr = LINES_H + LINES_W
-    LENGTH: tl.constexpr = 2 * WINDOW_H + 2 * WINDOW_W - 2
-    pixels = height * width
-    blocks = tl.cdiv(width, ROW_BLOCK)
-    row = tl.program_id(0) % height
-    own_head = tl.program_id(0) // height // splits  # 0 for shared tables
-    split = tl.program_id(0) // height % splits
-    owned = image_heads // HEADS if TABLES_PER_HEAD else image_heads
-    dtype: tl.constexpr = qkv.dtype.element_ty
-    part = split * height + row
-    if TABLES_PER_HEAD:
-        rel_h += own_head * ((2 * WINDOW_H - 1) * D)
-        rel_w += own_head * ((2 * WINDOW_W - 1) * D)
-        part = part * HEADS + own_head
-    grad_tables += part * (LENGTH * D)
-    if chunk == 0:
-        everything = tl.arange(0, 2 * OFFSETS)
-        zeros = tl.zeros([2 * OFFSETS, D_PAD], tl.float32)
-        store_pixels(grad_tables, everything * D, everything < LENGTH, zeros, D, D_PAD)
-        tl.debug_barrier()  # other threads store to the same places at the end
-    seen, offset_h = lines_in_sight(row, height, WINDOW_H, SHARED_H, APART_H, LINES_H)
-    offset_w = tl.arange(0, OFFSETS)
-    vectors_h = load_pixels(rel_h, offset_h * D, seen, D, D_PAD).to(dtype)
-    vectors_w = load_pixels(rel_w, offset_w * D, offset_w < 2 * WINDOW_W - 1, D, D_PAD).to(dtype)
     grad_h = tl.zeros([LINES_H, D_PAD], tl.float32)
-    grad_w = tl.zeros([OFFSETS, D_PAD], tl.float32)
     zero = tl.full((), 0, tl.int64)  # int64: a batch may hold more than 2**31 elements
     for block in range(split, owned * blocks, splits):
         local = zero + block // blocks
@@ -323,6 +291,72 @@ def window_backward_tables(
         store_pixels(grad_at, pixel * GRAD_W, exists, grad_q + more * LOGIT_SCALE, D, D_PAD)
         grad_h = add_product(grad_h, tl.trans(by_row), q, PRECISION, EXACT)
         grad_w = add_product(grad_w, tl.trans(by_column), q, PRECISION, EXACT)
-    add_to_part(grad_tables, offset_h, seen, chunk, grad_h * LOGIT_SCALE, D, D_PAD)
+    return grad_h, grad_w
+
+
+@triton.jit(do_not_specialize=["first_image_head", "height", "width", "image_heads", "chunk", "splits"])
+def window_backward_tables(
+    qkv, rel_h, rel_w, relative, grad_qkv, grad_tables,
+    first_image_head, height, width, image_heads, chunk, splits,
+    STRIDE: tl.constexpr, HEADS: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, D_PAD: tl.constexpr,
+    LINES_H: tl.constexpr, LINES_W: tl.constexpr, OFFSETS: tl.constexpr, TABLES_PER_HEAD: tl.constexpr,
+    LOGIT_SCALE: tl.constexpr, EXACT: tl.constexpr, PRECISION: tl.constexpr,
+    WINDOW_H: tl.constexpr, WINDOW_W: tl.constexpr, SHARED_H: tl.constexpr, SHARED_W: tl.constexpr,
+    APART_H: tl.constexpr, APART_W: tl.constexpr, ROW_BLOCK: tl.constexpr, MANY_ROWS: tl.constexpr,
+):  # fmt: skip
+    """The gradients that the queries' kernel has left in the place of relative logits into those of the queries (added
+    to what is there) and of the tables.
+
+    One program a row of the map, or with MANY_ROWS every n-th: every splits-th of the blocks of ROW_BLOCK pixels that
+    the images have of it, of all heads or, where each has tables of its own, of one. The queries of a row share the
+    vectors of rel_h, so that its gradients are taken as they lie; those of the columns are gathered. A program owns its
+    part of the tables' gradients, grad_tables [splits, first rows, (heads,) rows' and columns' offsets, D], so nothing
+    is added by two; rows and launches after the first add to it.
+    """
+    LENGTH: tl.constexpr = 2 * WINDOW_H + 2 * WINDOW_W - 2
+    pixels = height * width
+    blocks = tl.cdiv(width, ROW_BLOCK)
+    first_rows = height
+    if MANY_ROWS:
+        first_rows = tl.num_programs(0) // splits // (HEADS if TABLES_PER_HEAD else 1)
+    row = tl.program_id(0) % first_rows
+    own_head = tl.program_id(0) // first_rows // splits  # 0 for shared tables
+    split = tl.program_id(0) // first_rows % splits
+    owned = image_heads // HEADS if TABLES_PER_HEAD else image_heads
+    part = split * first_rows + row
+    if TABLES_PER_HEAD:
+        rel_h += own_head * ((2 * WINDOW_H - 1) * D)
+        rel_w += own_head * ((2 * WINDOW_W - 1) * D)
+        part = part * HEADS + own_head
+    grad_tables += part.to(tl.int64) * (LENGTH * D)  # int64: tall maps whose heads have tables have many large parts
+    if chunk == 0:
+        everything = tl.arange(0, 2 * OFFSETS)
+        zeros = tl.zeros([2 * OFFSETS, D_PAD], tl.float32)
+        store_pixels(grad_tables, everything * D, everything < LENGTH, zeros, D, D_PAD)
+        tl.debug_barrier()  # other threads store to the same places at the end
+    dtype: tl.constexpr = qkv.dtype.element_ty
+    seen, offset_h = lines_in_sight(row, height, WINDOW_H, SHARED_H, APART_H, LINES_H)
+    offset_w = tl.arange(0, OFFSETS)
+    vectors_h = load_pixels(rel_h, offset_h * D, seen, D, D_PAD).to(dtype)
+    vectors_w = load_pixels(rel_w, offset_w * D, offset_w < 2 * WINDOW_W - 1, D, D_PAD).to(dtype)
+    grad_w = tl.zeros([OFFSETS, D_PAD], tl.float32)
+    if MANY_ROWS:
+        for each in range(row, height, first_rows):
+            seen, offset_h = lines_in_sight(each, height, WINDOW_H, SHARED_H, APART_H, LINES_H)
+            vectors_h = load_pixels(rel_h, offset_h * D, seen, D, D_PAD).to(dtype)
+            grad_h, grad_w = gradients_of_row(
+                qkv, relative, grad_qkv, vectors_h, vectors_w, grad_w, each, own_head, split,
+                first_image_head, pixels, width, blocks, owned, splits, STRIDE, HEADS, D, DV, D_PAD, LINES_H, LINES_W,
+                OFFSETS, TABLES_PER_HEAD, LOGIT_SCALE, EXACT, PRECISION, WINDOW_W, SHARED_W, APART_W, ROW_BLOCK,
+            )  # fmt: skip
+            add_to_part(grad_tables, offset_h, seen, 1, grad_h * LOGIT_SCALE, D, D_PAD)
+            tl.debug_barrier()  # other threads add the next row's to the same places
+    else:
+        grad_h, grad_w = gradients_of_row(
+            qkv, relative, grad_qkv, vectors_h, vectors_w, grad_w, row, own_head, split,
+            first_image_head, pixels, width, blocks, owned, splits, STRIDE, HEADS, D, DV, D_PAD, LINES_H, LINES_W,
+            OFFSETS, TABLES_PER_HEAD, LOGIT_SCALE, EXACT, PRECISION, WINDOW_W, SHARED_W, APART_W, ROW_BLOCK,
+        )  # fmt: skip
+        add_to_part(grad_tables, offset_h, seen, chunk, grad_h * LOGIT_SCALE, D, D_PAD)
     grad_tables += (2 * WINDOW_H - 1) * D
     add_to_part(grad_tables, offset_w, offset_w < 2 * WINDOW_W - 1, chunk, grad_w * LOGIT_SCALE, D, D_PAD)
