@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from aaconv import AAConv2d
+from aaconv.layers import convolution
 from aaconv.layers.convolution import (
     can_reuse_weights,
     convolve_around,
@@ -68,6 +69,45 @@ def test_weights_are_kept_only_where_nothing_is_recorded():
     assert can_reuse_weights(frozen, x, attended)
     assert not can_reuse_weights(frozen, x.requires_grad_(), attended)
     assert not can_reuse_weights(frozen, x.detach(), attended.requires_grad_())
+
+
+def test_a_bias_that_is_trained_alone_gets_its_gradient_in_every_step():
+    conv, x, attended = make_layer().conv.requires_grad_(False), torch.randn(1, 6, 5, 5), torch.randn(1, 8, 5, 5)
+    conv.bias.requires_grad_()
+    for _ in range(2):
+        convolve = convolve_without_gradient if can_reuse_weights(conv, x, attended) else convolve_around
+        convolve(conv, x, attended).sum().backward()
+    torch.testing.assert_close(conv.bias.grad, torch.full((56,), 2 * 25.0))
+
+
+@pytest.mark.parametrize("changed", ["weight", "bias"])
+def test_dtypes_that_torch_does_not_mix_are_left_to_it(changed):
+    conv, x, attended = make_layer().conv, torch.randn(1, 6, 5, 5), torch.randn(1, 8, 5, 5)
+    parameter = getattr(conv, changed)
+    parameter.data = parameter.data.double()
+    with torch.no_grad():
+        assert not can_reuse_weights(conv, x, attended)
+        with torch.autocast("cpu", torch.bfloat16):
+            assert can_reuse_weights(conv, x, attended)
+
+
+def test_nothing_is_kept_of_a_cuda_graph(monkeypatch):
+    conv, x, attended = make_layer().conv, torch.randn(1, 6, 5, 5), torch.randn(1, 8, 5, 5)
+    monkeypatch.setattr(convolution, "is_captured", lambda x: True)
+    with torch.no_grad():
+        assert not can_reuse_weights(conv, x, attended)
+
+
+def test_every_stream_has_weights_of_its_own(monkeypatch):
+    conv, x, attended, kept = make_layer().conv, torch.randn(1, 6, 5, 5), torch.randn(1, 8, 5, 5), []
+    for stream in (1, 1, 2):
+        monkeypatch.setattr(convolution, "stream_of", lambda like, stream=stream: stream)
+        with torch.no_grad():
+            convolve_without_gradient(conv, x, attended)
+        ((weight, bias),) = convolution._widened[conv].values()
+        kept.append((weight, bias))
+    assert all(one is other for one, other in zip(kept[0], kept[1], strict=True))
+    assert not any(one is other for one, other in zip(kept[1], kept[2], strict=True))
 
 
 def test_a_convolution_without_weights_is_refused():

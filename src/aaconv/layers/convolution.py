@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from ..attention.torch_state import stream_of
+from ..attention.torch_state import is_captured, stream_of
 
 Conv = TypeVar("Conv", bound=nn.Conv1d | nn.Conv2d)
 
@@ -100,7 +100,8 @@ def convolve_around(conv: nn.Conv2d, x: Tensor, attended: Tensor) -> Tensor:
 
 def convolve_without_gradient(conv: nn.Conv2d, x: Tensor, attended: Tensor) -> Tensor:
     """convolve_around where nothing is recorded: the weights with zeros after them are kept, and filled by one copy,
-    which casts them for autocast, too."""
+    which casts them for autocast, too. What is kept stays where it is until the convolution is called on another device
+    or stream, or is deleted."""
     device = x.device.type
     dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
     slots, channels = attended.shape[1], conv.out_channels
@@ -130,13 +131,16 @@ _widened: WeakKeyDictionary[nn.Module, dict[tuple, tuple[Tensor, Tensor | None]]
 
 
 def can_reuse_weights(conv: nn.Conv2d, x: Tensor, attended: Tensor) -> bool:
-    """Whether convolve_without_gradient may be called. Not inside a CUDA graph: what it keeps would be the graph's."""
+    """Whether convolve_without_gradient may be called. Not inside a CUDA graph: what it keeps would be the graph's. Nor
+    where it would cast what torch refuses: without autocast dtypes must agree."""
+    weights = [conv.weight] if conv.bias is None else [conv.weight, conv.bias]
     return (
         conv.padding_mode == "zeros"
-        and not (torch.is_grad_enabled() and any(t.requires_grad for t in (x, attended, conv.weight)))
+        and not (torch.is_grad_enabled() and any(t.requires_grad for t in (x, attended, *weights)))
         and not torch.compiler.is_compiling()
         and type(x) is Tensor
-        and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+        and not is_captured(x)
+        and (torch.is_autocast_enabled(x.device.type) or all(weight.dtype == x.dtype for weight in weights))
     )
 
 
