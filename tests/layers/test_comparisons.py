@@ -110,6 +110,16 @@ def test_an_error_names_the_layer_and_leaves_the_model_as_it_was():
     assert [type(part) for part in model] == [nn.Conv2d, nn.Conv2d]
 
 
+@pytest.mark.parametrize("kind", COMPARISONS)
+def test_a_convolution_without_weights_is_refused(kind):
+    model = nn.Sequential(nn.LazyConv2d(32, 1))
+    message = "the convolution is lazy: its weights are not made yet; run a forward first"
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        COMPARISONS[kind](model[0])
+    with pytest.raises(ValueError, match=f"^0: {message}$"):
+        put_instead(model, kind, where="0")
+
+
 def test_a_convolution_alone_becomes_the_comparison():
     conv = nn.Conv2d(3, 32, 1)
     layer = put_instead(conv, "average", where="*")

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from .added import add_gated, take_original_keys
+from .convolution import check_made
 from .where import Where, choose, put_in
 
 __all__ = ["COMPARISONS", "Average", "Comparison", "ZeroSE", "put_instead"]
@@ -23,6 +24,7 @@ class Comparison(nn.Module):
 
     def __init__(self, conv: nn.Conv2d) -> None:
         super().__init__()
+        check_made(conv)
         self.conv = conv
         self.register_load_state_dict_pre_hook(take_original_keys)
 
