@@ -277,6 +277,33 @@ def test_memory_is_kept_and_goes_with_the_layer(calls):
 
 
 @interpreted
+def test_memory_of_a_gpu_goes_where_the_layer_is_called_elsewhere(calls, monkeypatch):
+    layer, x = make_layer(), make_map(3, 3)
+    with torch.no_grad():
+        layer(x)
+        assert layer in kept_weights._kept
+        monkeypatch.setattr(at_once, "on_gpu", lambda x: False)
+        layer(x)
+    assert layer not in kept_weights._kept
+
+
+@interpreted
+def test_a_bias_of_another_dtype_is_left_to_torch(calls):
+    """Which refuses it with gradients, and therefore without."""
+    layer, x = make_layer(bias=True), make_map(3, 3)
+    layer.conv.bias.data = layer.conv.bias.data.float()
+    for mode in (torch.no_grad(), torch.enable_grad()):
+        with mode, pytest.raises(RuntimeError, match="type"):
+            layer(x)
+    with torch.no_grad(), torch.autocast("cpu", torch.float16):
+        found = layer(x)
+    assert calls[0] is calls[1] is None
+    assert found is calls[2]
+    with torch.no_grad():
+        assert_is_right(layer.half(), x, found)
+
+
+@interpreted
 @pytest.mark.parametrize(
     "options",
     [

@@ -1,7 +1,9 @@
 """A layer's three weights in the dtype that it computes in, in memory that is kept from call to call.
 
-They are copied anew in every call, by one kernel for all three: whether a weight has changed cannot be asked, since
-what is written through `weight.data` leaves no trace. What is kept is the memory, and the views of it.
+They are copied anew in every call: whether a weight has changed cannot be asked, since what is written through
+`weight.data` leaves no trace. One kernel copies all three, or both projections' where the weight of the convolution is
+channels-first: torch turns that one over. What is kept is the memory, and the views of it, until the layer is called
+without gradients on another device (`layer.cpu()` alone frees nothing), or is deleted.
 """
 
 from typing import Any
@@ -59,6 +61,12 @@ def kept_weights(layer: nn.Module, weights: Weights, slots: int, dtype: torch.dt
     if known[1] is not None:
         known[1].fill(weights)
     return known[1]
+
+
+def drop_kept_weights(layer: nn.Module) -> None:
+    """Free the memory that the layer has, if it has some."""
+    if _kept:
+        _kept.pop(layer, None)
 
 
 _kept: WeakKeyDictionary[nn.Module, tuple[tuple, KeptWeights | None]] = WeakKeyDictionary()

@@ -1,7 +1,7 @@
 """A whole layer where no gradient is wanted and nothing is compiled, with as little of the host's time as can be.
 
 The convolution makes all channels of the output, and the last step of the attention writes its own into it: nothing is
-concatenated or copied. One kernel casts all weights.
+concatenated or copied. One kernel casts all weights, but for a convolution's that is channels-first (kept_weights).
 """
 
 import torch
@@ -13,7 +13,7 @@ from ..attention.torch_state import is_captured, modules_are_watched, someone_lo
 from . import at_once
 from .branch import AttentionBranch
 from .convolution import likes_more_channels
-from .kept_weights import KeptWeights, kept_weights
+from .kept_weights import KeptWeights, drop_kept_weights, kept_weights
 from .pointwise import is_plain
 from .pooling import resize_into
 
@@ -23,7 +23,10 @@ CHANNELS_LAST = torch.channels_last
 def concatenate_without_gradient(layer: AttentionBranch, out_channels: int, x: Tensor) -> Tensor | None:
     """cat([conv(x), attention(x)], 1) of x [batch, channels, height, width]: [batch, out_channels, height', width'], or
     None where it must be done part by part."""
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or not at_once.on_gpu(x) or modules_are_watched():
+    if torch.compiler.is_compiling() or torch.is_grad_enabled() or modules_are_watched():
+        return None
+    if not at_once.on_gpu(x):
+        drop_kept_weights(layer)  # it may have come from a GPU
         return None
     modules, own = layer._modules, layer._parameters  # each as an attribute takes as long as an operation's checks
     conv, qkv, project = modules.get("conv"), modules.get("qkv"), modules.get("project")
@@ -41,7 +44,7 @@ def concatenate_without_gradient(layer: AttentionBranch, out_channels: int, x: T
     if someone_looks_on(x, *weights, conv.bias, qkv.bias, project.bias, *tables) or not _is_in_order(x):
         return None
     dtype = at_once.working_dtype(x, *weights)
-    if dtype not in at_once.HALF:
+    if dtype not in at_once.HALF or not _takes_bias(conv, x):
         return None
     shape = x.shape[0], *size, qkv.out_channels
     if choose_in_advance(x, shape, dtype, *tables, layer.num_heads, layer.key_channels, layer.backend) != "triton":
@@ -60,6 +63,11 @@ def _is_in_order(x: Tensor) -> bool:
     """Whether all that is done is kernels over channels_last memory. Not inside a CUDA graph: what is kept would be the
     graph's."""
     return bool(x.shape[0]) and x.is_contiguous(memory_format=CHANNELS_LAST) and not is_captured(x)
+
+
+def _takes_bias(conv: nn.Conv2d, x: Tensor) -> bool:
+    """Whether torch's convolution takes the bias as it is: not of another dtype, unless autocast casts it."""
+    return conv.bias is None or conv.bias.dtype == conv.weight.dtype or torch.is_autocast_enabled(x.device.type)
 
 
 def _convolve(conv: nn.Conv2d, kept: KeptWeights, x: Tensor) -> Tensor:
