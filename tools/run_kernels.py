@@ -13,8 +13,11 @@ import argparse
 import torch
 
 from aaconv.attention import attend_2d, attend_decomposed
+from aaconv.attention.triton_backend import why_not_here
 from aaconv.attention.windows import make_window
+from aaconv.layers.kept_weights import kept_weights
 from aaconv.layers.pooling import average, resize
+from aaconv.layers.resampling import can_resample
 
 PACKED = [  # batch, height, width, heads, depth of keys and of values
     (2, 14, 14, 8, 20, 3),
@@ -40,7 +43,8 @@ WINDOWS = [  # as PACKED, and windows
 
 
 MAPS = [(2, 24, 9, 7), (1, 136, 14, 14)]  # batch, channels, height and width
-FAMILIES = ("packed", "wide", "general", "windows", "maps")
+WEIGHTS = [(24, 40, 3, 1), (7, 61, 1, 5)]  # input and output channels, side of the convolution, channels of the values
+FAMILIES = ("packed", "wide", "general", "windows", "maps", "weights")
 
 
 def main() -> None:
@@ -69,11 +73,42 @@ def run_family(family, dtype, device) -> None:
     elif family == "windows":
         for *shape, window in WINDOWS:
             run(shape, packed_inputs(shape, dtype, device, window), attend_packed(shape, window))
-    else:
+    elif family == "maps":
         for shape in MAPS:
             x = torch.randn(shape, dtype=dtype, device=device).to(memory_format=torch.channels_last)
+            size = 2 * shape[2] + 1, 2 * shape[3]
+            check_kernels_run(family, x, can_resample(x) and can_resample(x, size))
             run(shape, [x], lambda x, backend: average(x, (3, 3), (2, 2)))
-            run(shape, [x], lambda x, backend: resize(x, (2 * x.shape[2] + 1, 2 * x.shape[3])))
+            run(shape, [x], lambda x, backend, size=size: resize(x, size))
+    else:
+        for shape in WEIGHTS:
+            copy_weights(shape, dtype, device)
+
+
+def check_kernels_run(family, like, taken=True) -> None:
+    """The functions of layers would leave it to torch, and say nothing."""
+    reason = why_not_here(like) or (None if taken else "torch would do it")
+    if reason is not None:
+        raise SystemExit(f"--only {family}: no kernel takes {like.dtype} on {like.device}: {reason}")
+
+
+def copy_weights(shape, dtype, device) -> None:
+    """The three weights of a layer from float32, as a layer without gradients casts them."""
+    channels, out_channels, side, value_channels = shape
+    sizes = (out_channels, channels, side), (3 * value_channels, channels, 1), (value_channels, value_channels, 1)
+    conv, *projections = (torch.randn(*size, size[-1], device=device) for size in sizes)
+    check_kernels_run("weights", conv.to(dtype))
+    weights = conv.to(memory_format=torch.channels_last), *projections
+    kept = kept_weights(torch.nn.Module(), weights, value_channels, dtype)
+    if kept is None:
+        raise SystemExit(f"--only weights: no kernel takes weights of {shape}")
+    found = kept.conv[:out_channels], kept.qkv.t(), kept.project.t()
+    same = all(
+        torch.equal(one.flatten(1), other.flatten(1).to(dtype)) for one, other in zip(found, weights, strict=True)
+    )
+    print(f"weights {shape} {dtype}: {'the same' if same else 'others'}", flush=True)
+    if not same or kept.conv[out_channels:].any():
+        raise SystemExit("weights differ from what torch casts them to")
 
 
 def packed_inputs(shape, dtype, device, window=None):

@@ -1,5 +1,8 @@
 """Maps halved and enlarged by kernels, in triton's interpreter, against torch in float64; tests/gpu compiles them."""
 
+import runpy
+from pathlib import Path
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -190,20 +193,33 @@ def test_where_something_looks_on_it_is_done_by_torch(change, monkeypatch):
 
 
 @interpreted
-def test_gradients_of_many_at_once_go_through_torch():
+def test_gradients_of_many_at_once_go_through_torch(monkeypatch):
+    calls, run = [], resampling._run
+    monkeypatch.setattr(resampling, "_run", lambda name, *rest: calls.append(name) or run(name, *rest))
     x = random_map().requires_grad_()
     for ours, torchs in ((resampling.halve, halve_by_torch), (enlarge, enlarge_by_torch)):
-        grads = torch.randn(3, *ours(x).shape)
+        grads = torch.randn(3, *torchs(x).shape)
         found, wanted = (
             torch.autograd.grad(function(x), x, grads, is_grads_batched=True)[0] for function in (ours, torchs)
         )
         torch.testing.assert_close(found, wanted)
+    assert calls == ["halve", "enlarge"]  # forward alone
 
 
 def test_without_a_gpu_torch_does_it():
     if INTERPRETED:
         pytest.skip("the interpreter is as good as a GPU")
     assert not resampling.can_resample(random_map())
+
+
+@pytest.mark.parametrize("family", ["maps", "weights"])
+def test_the_tool_for_compute_sanitizer_fails_where_no_kernel_runs(family):
+    run_family = runpy.run_path(str(Path(__file__).parents[2] / "tools" / "run_kernels.py"))["run_family"]
+    if INTERPRETED and family == "weights":  # maps would take a minute
+        run_family(family, torch.float16, torch.device("cpu"))
+    for dtype in (torch.bfloat16,) if INTERPRETED else (torch.bfloat16, torch.float32):
+        with pytest.raises(SystemExit, match=f"^--only {family}: no kernel takes {dtype} on cpu: "):
+            run_family(family, dtype, torch.device("cpu"))
 
 
 @pytest.mark.parametrize(
