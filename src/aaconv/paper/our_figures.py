@@ -69,8 +69,10 @@ def distance() -> Figure:
     axes.axvline(1, color=INK, linewidth=1, linestyle=(0, (4, 3)))
     axes.set_ylim(40, 102)
     about = f"no window of a convolution holds both:\n{BY_PARTS:.0f} % at best"
-    axes.text(1.02, BY_PARTS - 1.5, about, va="top", fontsize=9, color=INK)
-    axes.legend(frameon=False, fontsize=9, loc="center right", bbox_to_anchor=(1, 0.4))
+    axes.text(
+        0.99, BY_PARTS - 1, about, va="top", ha="right", fontsize=9, color=INK, transform=axes.get_yaxis_transform()
+    )
+    axes.legend(frameon=False, fontsize=9, loc="center right", bbox_to_anchor=(1, 0.37))
     return figure
 
 

@@ -9,6 +9,7 @@ Latencies come from `benchmarks/table2.json`, a list of "model", "infer_ms", "tr
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from itertools import groupby
@@ -78,7 +79,7 @@ def print_runs_on(
     ours = results.experiments(results.read(folder))
     found = [one for one in ours if one.dataset == dataset]
     if not found:
-        there = ", ".join(dict.fromkeys(one.dataset for one in ours))
+        there = ", ".join(dict.fromkeys(re.sub(r"-\d+$", "-N", one.dataset) for one in ours))
         known = f"a table is 1 to 9 or 'all', and our runs are on {there}" if there else "`aaconv record` keeps some"
         raise ValueError(f"there are no results on {dataset!r}; {known}")
     compared = [] if against is None else differences(found, against)
