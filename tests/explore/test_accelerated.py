@@ -62,6 +62,31 @@ def test_the_attention_of_a_whole_map():
     assert (facts.heads, facts.height, facts.width, facts.depth) == (3, 4, 5, 4)
 
 
+class Switched(Attention):
+    """As transformers calls SAM's: by keywords, with a switch beside the input."""
+
+    def forward(self, hidden_states, output_attentions=None):
+        return super().forward(hidden_states)
+
+
+class ByKeywords(nn.Module):
+    def __init__(self, attention):
+        super().__init__()
+        self.attention = attention
+
+    def forward(self, x):
+        return self.attention(hidden_states=x, output_attentions=False)
+
+
+def test_switches_beside_the_input_are_passed_over():
+    module = drawn(Switched(12, num_heads=3, use_rel_pos=True, input_size=(4, 5)), torch.float32)
+    accelerate(module)
+    x = torch.randn(4, 5, 12)
+    _, [facts], packed = capture(ByKeywords(module), x, {"attention": module})
+    with torch.no_grad():
+        assert_packed(packed["attention"], facts, weights_of(module, x[None])[0].numpy())
+
+
 def test_windows_lie_side_by_side_in_the_image():
     model, image = small_sam(), torch.randn(3, 24, 24)
     accelerate(model)

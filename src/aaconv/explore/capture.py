@@ -141,7 +141,7 @@ def capture(
 
     hooks = [
         layer.register_forward_pre_hook(
-            lambda module, inputs, named, name=name: keep(name, module, *inputs, *named.values()),
+            lambda module, inputs, named, name=name: keep(name, module, *_own(module, *inputs, *named.values())),
             with_kwargs=True,
         )
         for name, layer in layers.items()
@@ -154,6 +154,11 @@ def capture(
     if missing := [name for name in layers if name not in packed]:
         raise ValueError(f"the model does not run its layer {missing[0]}; leave it out with other layers")
     return output, [facts[name] for name in layers], packed
+
+
+def _own(layer: nn.Module, *inputs: Any) -> tuple[Any, ...]:
+    """Of what a layer is called with, what its attention is computed from: not switches such as output_attentions."""
+    return inputs[: 1 if isinstance(layer, AAConv2d) else _accelerated(layer).inputs]
 
 
 def _grid(layer: nn.Module, name: str, *inputs: Any) -> Grid:
