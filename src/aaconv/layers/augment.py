@@ -4,6 +4,7 @@ import inspect
 import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from difflib import get_close_matches
+from fnmatch import fnmatchcase
 from typing import Any
 
 import torch
@@ -19,16 +20,20 @@ from .where import Where, choose, put_in
 
 Example = Tensor | int | Sequence[int] | Sequence[Tensor]
 Rule = Mapping[str, Any] | Callable[[str, nn.Conv2d, Size], Any]
-"""From names of convolutions, or (name, conv, (height, width) of its output), to an option of that layer."""
+"""From names of convolutions, or globs over them, or (name, conv, (height, width) of its output), to an option of that
+layer."""
 Downsample = bool | int | Rule
 Window = int | tuple[int, int] | None | Rule
+Heads = int | None | Rule
+RULES = {"downsample", "window", "num_heads"}
+"""The options that may be a rule."""
 
 OPTIONS = {
     parameter.name
     for parameter in inspect.signature(AAConv2d).parameters.values()
     if parameter.kind is parameter.KEYWORD_ONLY
-} - {"device", "dtype", "downsample", "window"}
-"""AAConv2d's keywords that a caller may choose; all else follows from the convolution."""
+} - {"device", "dtype", *RULES}
+"""AAConv2d's other keywords that a caller may choose; all else follows from the convolution."""
 SIZE_OPTIONS = OPTIONS & inspect.signature(resolve_channels).parameters.keys()
 
 
@@ -39,6 +44,7 @@ def augment(
     where: Where,
     downsample: Downsample = False,
     window: Window = None,
+    num_heads: Heads = None,
     grouped: bool = False,
     **options: Any,
 ) -> tuple[nn.Module, Report]:
@@ -50,12 +56,14 @@ def augment(
     where: which convolutions: a glob over module names ("layer[234].*.conv2"), a compiled regular expression, a list of
         names, or a callable (name, conv) -> bool. Names that match something else than a convolution are passed over.
     downsample: as in AAConv2d, or a callable (name, conv, (height, width) of its output) -> bool | int, or a mapping
-        from names to numbers.
+        from names or globs to numbers: {"layer2.*": 1}. A name goes before a glob, two globs for one layer are refused,
+        and layers that it leaves out have the default.
     window: as in AAConv2d, or a callable or a mapping as `downsample`; None attends to the whole map. window_stride and
         window_dilation are for the layers that have one.
+    num_heads: as in AAConv2d, or a callable or a mapping as `downsample`: {"layer1.*": 2, "layer2.*": 4}.
     grouped: also take grouped convolutions. The first channels of every group stay convolutional, so the later layers
         see them in another order. Depthwise ones cannot be taken: augment the pointwise convolutions beside them.
-    options: AAConv2d's keyword arguments (combine, num_heads, key_ratio, value_ratio, position, ...).
+    options: AAConv2d's keyword arguments (combine, key_ratio, value_ratio, position, ...).
 
     By default (combine="concat") attention takes the place of output channels, as in the paper; what stays
     convolutional keeps its weights, but the network has to be trained again. combine="add" breaks nothing: every
@@ -80,8 +88,8 @@ def augment(
         raise ValueError("the model is compiled: augment it first, then torch.compile what augment returns")
     whole = options.get("combine") == "add"
     chosen = choose(model, where, whole=whole, grouped=grouped)
-    for option, value in (("downsample", downsample), ("window", window)):
-        _check_names(option, value, [names[0] for names in chosen.values()])
+    for option, value in (("downsample", downsample), ("window", window), ("num_heads", num_heads)):
+        _check_rule(option, value, [names[0] for names in chosen.values()])
     inputs = example_inputs(model, example)
     maps = map_sizes(model, inputs, chosen)
     layers: dict[nn.Conv2d, AAConv2d] = {}
@@ -95,6 +103,7 @@ def augment(
             settings = _without(settings, {"window_stride", "window_dilation"})
         try:
             channels = _only(options, SIZE_OPTIONS)
+            channels["num_heads"] = _of_layer(num_heads, None, names[0], conv, out_size)
             sizes = resolve_channels(conv.out_channels, groups=conv.groups, whole=whole, **channels)
             layers[conv] = _augmented(conv, in_size, out_size, settings | sizes.arguments())
         except ValueError as error:
@@ -114,8 +123,9 @@ def augment(
     }
     if callable(window):
         window = {name: layer.window.size for name, layer in by_name.items() if layer.window}
-    if window is not None:
-        done["window"] = window
+    if callable(num_heads):
+        num_heads = {name: layer.num_heads for name, layer in by_name.items()}
+    done |= {name: value for name, value in (("window", window), ("num_heads", num_heads)) if value is not None}
     model.__dict__["augmentations"] = (*getattr(model, "augmentations", ()), done | options)
     exclude_from_weight_decay(model)
     return model, Report(tuple(replacements))
@@ -125,21 +135,36 @@ def _of_layer(option: Any, otherwise: Any, name: str, conv: nn.Conv2d, out_size:
     """An option that may be a rule, of one layer."""
     if callable(option):
         return option(name, conv, out_size)
-    return option.get(name, otherwise) if isinstance(option, Mapping) else option
+    if not isinstance(option, Mapping):
+        return option
+    return next((option[key] for key in _keys_for(name, option)), otherwise)
 
 
-def _check_names(option: str, value: Any, augmented: list[str]) -> None:
-    """A ValueError where a mapping names a layer that is not augmented."""
-    for name in value if isinstance(value, Mapping) else ():
-        if name not in augmented:
-            near = get_close_matches(str(name), augmented, n=3) or augmented[:3]
-            raise ValueError(f"{option} names {name!r}, which is not augmented; such are {', '.join(near)}")
+def _keys_for(name: str, rule: Mapping[str, Any]) -> list[str]:
+    """What the mapping has for a layer: its own name or, without it, the globs that fit."""
+    return [name] if name in rule else [key for key in rule if fnmatchcase(name, str(key))]
+
+
+def _check_rule(option: str, rule: Any, augmented: list[str]) -> None:
+    """A ValueError where a mapping names a layer that is not augmented, or has two globs for one: its order would have
+    to decide, and JSON has none."""
+    if option == "num_heads" and isinstance(rule, list | tuple):
+        raise ValueError(f"num_heads of several layers is a mapping such as {{'{augmented[0]}': 4}}, got {rule!r}")
+    if not isinstance(rule, Mapping):
+        return
+    for key in rule:
+        if not any(key == name or fnmatchcase(name, str(key)) for name in augmented):
+            near = get_close_matches(str(key), augmented, n=3) or augmented[:3]
+            raise ValueError(f"{option} names {key!r}, which is not augmented; such are {', '.join(near)}")
+    for name in augmented:
+        if len(keys := _keys_for(name, rule)) > 1:
+            raise ValueError(f"{option} has {keys[0]!r} and {keys[1]!r} for {name}; leave it to one, or give its name")
 
 
 def _check_options(options: dict[str, Any]) -> None:
     for name in sorted(options.keys() - OPTIONS):
-        near = get_close_matches(name, OPTIONS | {"where", "downsample", "window", "grouped"}, n=3)
-        hint = f"nearest: {', '.join(near)}" if near else f"it takes {', '.join(sorted(OPTIONS))}"
+        near = get_close_matches(name, OPTIONS | RULES | {"where", "grouped"}, n=3)
+        hint = f"nearest: {', '.join(near)}" if near else f"it takes {', '.join(sorted(OPTIONS | RULES))}"
         raise TypeError(f"augment takes no option {name!r}; {hint}")
 
 

@@ -36,6 +36,8 @@ def attention_channels(
     >>> attention_channels(256, 4, key_ratio=0.5, value_ratio=0.25)
     (128, 64)
     """
+    if isinstance(num_heads, bool) or not isinstance(num_heads, int):
+        raise ValueError(f"num_heads must be an int, got num_heads={num_heads!r}")
     if num_heads < 1:
         raise ValueError(f"num_heads must be at least 1, got num_heads={num_heads}")
     if out_channels < 1:

@@ -9,7 +9,7 @@ from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.models import build_model_with_cfg, generate_default_cfgs
 from torch import nn
 
-from ..layers.augment import OPTIONS, augment
+from ..layers.augment import OPTIONS, RULES, augment
 from ..layers.channels import Preset
 from ..layers.gates import GATES
 from .weights import shipped
@@ -30,7 +30,7 @@ def keyword_names(function: Callable[..., Any]) -> set[str]:
     return inspect.signature(function).parameters.keys() - {"self"}
 
 
-ATTENTION_OPTIONS = OPTIONS - _SET_FOR_THE_CALLER | {"where", "downsample", "window"}
+ATTENTION_OPTIONS = OPTIONS - _SET_FOR_THE_CALLER | RULES | {"where"}
 
 
 def gate_options(gate: str | None) -> set[str]:
