@@ -5,6 +5,7 @@ first block of every stage has a projection shortcut, ResNet-18 and 34 too.
 """
 
 import re
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from timm.models import register_model, resnet
 from torch import nn
 
 from ..layers.gates import GATES
+from ..utils.numbers import is_whole
 from .family import (
     ATTENTION_OPTIONS,
     KINDS,
@@ -36,6 +38,7 @@ class ResNet(resnet.ResNet):
     img_size: what the relative tables are made for; any other size runs as well.
     stem_pool: halve the map behind the first convolution, as for 224 pixels; without it images of 64 have maps of 32,
         16, 8 and 4, which are attended over as they are.
+    num_heads: as in `augment`, or one for each stage: [2, 4, 8, 8].
     options: the gate's, the attention's, and those of timm's ResNet.
     """
 
@@ -50,6 +53,9 @@ class ResNet(resnet.ResNet):
         stem_pool: bool = True,
         **options: Any,
     ):
+        heads = options.get("num_heads")
+        if augmented and isinstance(heads, list | tuple):
+            options["num_heads"] = _by_stage(heads, len(layers))
         gated, attention, rest = sort_options(
             options,
             gate_options(gate),
@@ -91,6 +97,21 @@ class ResNet(resnet.ResNet):
             where=re.compile(rf"layer[234]\.\d+\.{conv}"),
             downsample=lambda name, conv, size: downsample and name.startswith("layer2."),
         )
+
+
+def _by_stage(heads: Sequence[int], stages: int) -> Callable[..., int | None]:
+    """The heads of each stage as a rule of augment's; layers before the first stage have the default."""
+    if len(heads) != stages or not all(is_whole(number) and number > 0 for number in heads):
+        raise ValueError(
+            f"num_heads must be an int, at least 1, or one for each of the {stages} stages, such as [2, 4, 8, 8], "
+            f"or a mapping such as {{'layer1.*': 2}}, got num_heads={heads!r}"
+        )
+
+    def heads_of(name: str, *_: Any) -> int | None:
+        stage = re.match(r"layer(\d+)\.", name)
+        return heads[int(stage[1]) - 1] if stage else None
+
+    return heads_of
 
 
 _BLOCKS = {"basic": resnet.BasicBlock, "bottleneck": resnet.Bottleneck}
