@@ -218,6 +218,12 @@ def test_options_of_a_network():
     network = model.Network.parse("aa_resnet50:key_ratio=0.25,num_heads=4,position=none,share_heads=False")
     assert network.options == {"key_ratio": 0.25, "num_heads": 4, "position": "none", "share_heads": False}
     assert model.Network.parse(str(network)) == network
+    listed = model.Network.parse("aa_resnet50:num_heads=[2,4,8,8],window={layer1.*: 7, layer2.*: 13},downsample=0")
+    window = {"layer1.*": 7, "layer2.*": 13}
+    assert listed.options == {"num_heads": [2, 4, 8, 8], "window": window, "downsample": 0}
+    assert model.Network.parse(str(listed)) == listed
+    with pytest.raises(ValueError, match=r"a value is a number.*got '\[2'"):
+        model.Network.parse("aa_resnet50:num_heads=[2")
     with pytest.raises(ValueError, match="option=value"):
         model.Network.parse("aa_resnet50:key_ratio")
 

@@ -290,6 +290,7 @@ def test_a_recipe_is_fitted_to_the_machine_unless_told():
         ("none", "none"),
         ("[14, 14]", [14, 14]),
         ("a: b", "a: b"),
+        ("{layer1.*: 2, layer2.*: 4}", {"layer1.*": 2, "layer2.*": 4}),
     ],
 )
 def test_values_of_network_options_are_read_as_in_yaml(text, value):
@@ -354,6 +355,17 @@ def test_the_command_of_an_augmented_network_can_be_pasted(where):
     words = shlex.split(" ".join(diff.options_of(usual, diff.overrides_of(changed))))
     found = recipe_options.given(command_line().parse_args(["train", usual.name, *recipe_options.spell_out(words)]))
     assert Model(found["model"], found["model_options"]) == changed.model
+
+
+@pytest.mark.parametrize("heads", [4, [2, 4, 4, 4], {"layer2.*": 2, "layer[34].*": 4}])
+def test_the_command_of_other_heads_can_be_pasted(heads):
+    usual = recipes.get("imagenette-aa-resnet18")
+    changed = recipes.override(usual, {"model_options": {"num_heads": heads}})
+    assert from_yaml(to_yaml(changed)) == changed
+    words = shlex.split(" ".join(diff.options_of(usual, diff.overrides_of(changed))))
+    assert words[0] == "--model.num-heads"
+    found = recipe_options.given(command_line().parse_args(["train", usual.name, *recipe_options.spell_out(words)]))
+    assert recipes.override(usual, found) == changed
 
 
 def test_what_attention_is_compared_with_is_added_as_it_is():

@@ -4,6 +4,7 @@ Each is compiled once and timed twice: with its kernels launched one by one from
 a CUDA graph ("graph"). For the graph, the time is also split by kind of kernel.
 """
 
+import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+import yaml
 from torch import Tensor, nn
 
 from ..models import create_model
@@ -43,10 +45,10 @@ class Network:
 
     @classmethod
     def parse(cls, text: str) -> "Network":
-        """NAME or NAME:option=value,option=value."""
+        """NAME or NAME:option=value,option=value; a value may be a list or a mapping, as in YAML."""
         name, _, rest = text.partition(":")
         options = {}
-        for part in filter(None, rest.split(",")):
+        for part in filter(None, re.split(r",(?![^\[{]*[\]}])", rest)):  # not at commas inside brackets
             option, equals, value = part.partition("=")
             if not equals:
                 raise ValueError(f"a model is NAME or NAME:option=value,..., got {text!r}")
@@ -281,4 +283,9 @@ def _value(text: str) -> Any:
             return kind(text)
         except ValueError:
             continue
+    if text.startswith(("[", "{")):
+        try:
+            return yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise ValueError(f"a value is a number, a text, [2, 4] or {{layer1.*: 2}}, got {text!r}") from None
     return {"True": True, "False": False, "None": None}.get(text, text)

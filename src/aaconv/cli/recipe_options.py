@@ -95,7 +95,7 @@ def parse_pairs(texts: Sequence[str]) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """4, 0.5, 1e-3, true, [14, 14]: as in YAML; anything else is a text."""
+    """4, 0.5, 1e-3, true, [14, 14], {layer1.*: 2}: as in YAML; anything else is a text."""
     import yaml
 
     try:
@@ -107,6 +107,8 @@ def parse_value(text: str) -> Any:
             return float(value)  # YAML wants a dot in 1e-3
         except ValueError:
             return value
+    if isinstance(value, dict) and text.lstrip().startswith("{"):  # "a: b" is a text
+        return value
     return value if isinstance(value, bool | int | float | list | NoneType) else text
 
 
