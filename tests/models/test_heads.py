@@ -14,8 +14,48 @@ def on_meta(name, **options):
         return timm.create_model(name, **options)
 
 
+def parameters(model):
+    return sum(p.numel() for p in model.parameters())
+
+
 def augmented(model):
     return {name: module for name, module in model.named_modules() if isinstance(module, AAConv2d)}
+
+
+def heads_by_stage(model):
+    found = {}
+    for name, layer in augmented(model).items():
+        sizes = layer.num_heads, layer.key_channels, layer.value_channels
+        found.setdefault(name.partition(".")[0], set()).add(sizes)
+    return found
+
+
+def test_the_heads_of_windows_grow_with_the_channels():
+    assert heads_by_stage(on_meta("aa_window_resnet50")) == {
+        "layer1": {(2, 40, 6)},
+        "layer2": {(4, 80, 12)},
+        "layer3": {(8, 160, 24)},
+        "layer4": {(8, 160, 48)},
+    }
+    assert parameters(on_meta("aa_window_resnet50")) == 25_721_300
+
+
+def test_eight_heads_everywhere_are_the_network_of_windows_that_was_measured():
+    model = on_meta("aa_window_resnet50", num_heads=8)
+    assert heads_by_stage(model) == {
+        "layer1": {(8, 160, 8)},
+        "layer2": {(8, 160, 8)},
+        "layer3": {(8, 160, 24)},
+        "layer4": {(8, 160, 48)},
+    }
+    assert parameters(model) == 25_862_376
+
+
+def test_with_as_many_heads_it_differs_from_the_papers_network_in_stages_and_tables_alone():
+    paper = on_meta("aa_resnet50", position="none").state_dict()
+    where = "layer[234].*.conv2"
+    windows = on_meta("aa_window_resnet50", position="none", where=where, num_heads=8).state_dict()
+    assert {name: tensor.shape for name, tensor in windows.items()} == {name: it.shape for name, it in paper.items()}
 
 
 @pytest.mark.parametrize(
@@ -28,7 +68,7 @@ def test_heads_are_given_for_each_stage(heads):
 
 def test_stages_without_attention_and_layers_before_them_do_not_ask_for_heads():
     assert {layer.num_heads for layer in augmented(on_meta("aa_resnet18", num_heads=[1, 2, 2, 2])).values()} == {2}
-    layers = augmented(on_meta("aa_resnet50", where=["conv1", "layer1.0.conv2"], num_heads=[2, 4, 8, 8]))
+    layers = augmented(on_meta("aa_window_resnet50", where=["conv1", "layer1.0.conv2"]))
     assert {name: layer.num_heads for name, layer in layers.items()} == {"conv1": 8, "layer1.0.conv2": 2}
     backbone = augmented(on_meta("aa_retinanet_resnet18", num_heads=[1, 1, 2, 4]))
     assert [layer.num_heads for layer in backbone.values()] == [1, 2, 4]

@@ -4,8 +4,8 @@ A name is `<kind>_<network>`: the kind is plain, se, ge, bam, cbam, gala or aa (
 resnet18, 34, 50, 101, 152; wrn28_10, 28_2, 16_4, 40_2; for plain and aa mnasnet_075, 100, 125, 140; and for plain, se
 and aa the detectors retinanet_resnet50, 101 and the demo's small. Keywords reach the layers:
 `timm.create_model("aa_resnet50", key_ratio=0.5, value_ratio=0.5, position="sinusoidal", num_heads=4)`.
-Besides there are aa_window_resnet50, with windows in all stages, and `augmented`: any other network, with attention put
-into it; `augmented_retinanet` is RetinaNet on such a one.
+Besides there are aa_window_resnet50, with windows in all stages and heads that grow with the channels, and `augmented`:
+any other network, with attention put into it; `augmented_retinanet` is RetinaNet on such a one.
 """
 
 import fnmatch

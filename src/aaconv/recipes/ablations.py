@@ -65,6 +65,8 @@ def _recipe(variant: str, model: str, options: dict[str, Any], title: str) -> Re
 
 
 WINDOWS_PREFIX = "imagenette-windows"
+EIGHT_HEADS = {"num_heads": 8}
+"""In all stages: what the network had when the first windows were recorded (`former`)."""
 WINDOWED: dict[str, tuple[str, dict[str, Any], str]] = {
     "plain": ("plain_resnet50", {}, "convolutions only"),
     "se": ("se_resnet50", {}, "Squeeze-and-Excitation"),
@@ -74,8 +76,17 @@ WINDOWED: dict[str, tuple[str, dict[str, Any], str]] = {
         "an even average over the map, added in the last three stages behind zero gates",
     ),
     "global": ("aa_resnet50", {}, "attention over the whole map in the last three stages, the first of them pooled"),
-    "7": ("aa_window_resnet50", {"window": 7}, "attention in windows of 7 x 7 in all four stages, nothing pooled"),
-    "13": ("aa_window_resnet50", {}, "attention in windows of 13 x 13 in all four stages, nothing pooled"),
+    "7": (
+        "aa_window_resnet50",
+        {"window": 7} | EIGHT_HEADS,
+        "attention in windows of 7 x 7 in all four stages, nothing pooled",
+    ),
+    "13": ("aa_window_resnet50", EIGHT_HEADS, "attention in windows of 13 x 13 in all four stages, nothing pooled"),
+    "13-growing-heads": (
+        "aa_window_resnet50",
+        {},
+        "attention in windows of 13 x 13 in all four stages, nothing pooled, in 2, 4, 8 and 8 heads",
+    ),
 }
 
 

@@ -1,7 +1,7 @@
 """Recipes as YAML, there and back without loss: `aaconv train --from RUN/recipe.yaml`."""
 
 import math
-from dataclasses import MISSING, asdict, fields, is_dataclass
+from dataclasses import MISSING, asdict, fields, is_dataclass, replace
 from difflib import get_close_matches
 from pathlib import Path
 from types import NoneType, UnionType
@@ -11,7 +11,8 @@ import yaml
 
 from ..utils.files import replacing
 from ..utils.numbers import is_whole
-from .recipe import Recipe
+from .former import options_meant
+from .recipe import Model, Recipe
 
 LARGEST, MOST_VALUES, DEEPEST = 100_000, 10_000, 100
 """Letters, values and levels of a recipe; ours has a hundred values. A few aliases of aliases stand for billions."""
@@ -24,7 +25,9 @@ def to_yaml(recipe: Recipe) -> str:
 
 def from_yaml(text: str, where: str = "the recipe") -> Recipe:
     """What `to_yaml` wrote, or a person: fields with a default may be left out; a ValueError names what is wrong."""
-    return _build(Recipe, parse_yaml(text, where), where)
+    recipe: Recipe = _build(Recipe, parse_yaml(text, where), where)
+    model = recipe.model
+    return replace(recipe, model=Model(model.name, options_meant(recipe.name, model.name, model.options)))
 
 
 def parse_yaml(text: str, where: str) -> Any:

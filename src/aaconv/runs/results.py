@@ -19,6 +19,7 @@ from typing import Any, get_type_hints
 
 from .. import recipes
 from ..recipes.diff import changes_of, options_of, usual
+from ..recipes.former import FORMER, options_meant
 from ..recipes.yaml_file import fit
 from ..utils.json_file import read_json
 from ..utils.metrics import TITLES
@@ -184,9 +185,21 @@ def as_record(content: Any, path: Path) -> Record:
     except ValueError as error:
         way_out = "move it away and record its run again"
         raise ValueError(f"{path} is not what `aaconv record` keeps: {str(error)[:300]}; {way_out}") from None
+    record = _as_meant(record)
     if "epochs" not in record and _name(record) in recipes.names():
         record["epochs"] = recipe_of(record).epochs
     return record
+
+
+def _as_meant(record: Record) -> Record:
+    """With the options that its recipe did not have to name in its day, and no change to what it says by now."""
+    if _name(record) not in FORMER:
+        return record
+    options, overrides = options_meant(_name(record), record["model"], record["options"]), dict(record["overrides"])
+    network = recipes.Model(record["model"], options)
+    if overrides.pop("model", None) is not None and network != recipes.get(_name(record)).model:
+        overrides["model"] = {"name": network.name, "options": options}
+    return record | {"options": options, "overrides": overrides}
 
 
 def check(record: Record) -> None:
