@@ -21,10 +21,10 @@ from rich.table import Table
 from rich.text import Text
 
 from .. import recipes
-from ..recipes.paper import ACCURACY, TABLES
+from ..recipes.paper import TABLES
 from ..runs import results
 from ..runs.results import Experiment
-from ..utils.metrics import metric_name
+from ..utils.metrics import TITLES, metric_name
 from ..utils.terminal import console, new_table
 from .cells import COUNTED, TRUE_GFLOPS, Cell, cells_of, of_table, on_other_data
 from .differences import differences, print_differences
@@ -159,7 +159,7 @@ def _as_json(number: int | None, one: Experiment) -> dict[str, object]:
             "interval": one.interval(metric),
             "values": one.values(metric),
         }
-        for metric in map(metric_name, ACCURACY)
+        for metric in TITLES
         if one.values(metric)
     }
     return about | {"runs": len(one.runs), "seeds": one.seeds} | means | {"command": one.command}
@@ -174,7 +174,7 @@ _SPREADS: dict[Spread, str] = {
 
 def _print_runs(output: Console, title: str, ours: list[Experiment], spread: Spread = Experiment.deviation) -> None:
     """Our runs on some data: one line per experiment, and what trains it."""
-    columns = [column for column in ACCURACY if any(one.values(metric_name(column)) for one in ours)]
+    columns = [column for metric, column in TITLES.items() if any(one.values(metric) for one in ours)]
     in_the_paper = [column for column in columns if any(_of_the_paper(one, column) for one in ours)]
     numbers = ("n", "epochs", "s / epoch")
     shown = new_table(title, *numbers, right=numbers)

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 TITLES = {"top1": "top-1", "top5": "top-5", "mAP": "mAP", "mAP50": "mAP50", "mAP75": "mAP75"}
-"""Names in metrics.csv and summary.json -> columns of the paper's tables; all in percent, the headline first."""
+TITLES |= {f"mAP_{size}": f"mAP {size}" for size in ("small", "medium", "large")}  # of objects
+"""Names in metrics.csv and summary.json -> columns of tables, first the paper's; all in percent, the headline first."""
 _NAMES = {title: name for name, title in TITLES.items()}
 
 
