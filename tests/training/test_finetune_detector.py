@@ -137,6 +137,17 @@ def run(recipe, tmp_path_factory):
     return folder
 
 
+def test_nothing_is_said_of_the_head_that_a_detector_has_no_place_for(recipe, tmp_path, caplog):
+    name, file = "test_efficientnet", tmp_path / "test_efficientnet.safetensors"
+    state = timm.create_model(name).state_dict()
+    safetensors.torch.save_file(state, file)
+    model = start_from(Model("augmented_retinanet", OPTIONS | {"backbone": name}), Start(str(file)))
+    network(replace(recipe, model=model), start=True)
+    assert "Unexpected keys" not in caplog.text
+    timm.create_model(name, pretrained=True, features_only=True, pretrained_cfg_overlay={"state_dict": state})
+    assert "Unexpected keys" in caplog.text  # timm says it of its own networks, still
+
+
 def test_training_starts_from_the_weights_of_the_file(recipe, weights):
     backbone = network(recipe, start=True).backbone
     assert "state_dict" not in backbone.pretrained_cfg

@@ -3,6 +3,7 @@
 timm loads without a word about what is missing where the number of classes is another, and for features_only.
 """
 
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,7 +62,8 @@ class Load:
 
 @contextmanager
 def watching_loads() -> Iterator[list[Load]]:
-    """Within it, every state dict that a network loads: behind timm's filters, which know files with other names."""
+    """Within it, every state dict that a network loads: behind timm's filters, which know files with other names. What
+    timm would say of tensors that are left over is not said: those of a head are, and `check_loaded` finds the rest."""
     loads: list[Load] = []
     load = nn.Module.load_state_dict
 
@@ -71,11 +73,18 @@ def watching_loads() -> Iterator[list[Load]]:
         loads.append(Load(self.state_dict(keep_vars=True), set(result.missing_keys), _head_of(self)))
         return result
 
+    builder = logging.getLogger("timm.models._builder")
+    builder.addFilter(_is_not_about_the_rest)
     nn.Module.load_state_dict = watched  # type: ignore[method-assign]
     try:
         yield loads
     finally:
         nn.Module.load_state_dict = load  # type: ignore[method-assign]
+        builder.removeFilter(_is_not_about_the_rest)
+
+
+def _is_not_about_the_rest(record: logging.LogRecord) -> bool:
+    return not record.getMessage().startswith("Unexpected keys")
 
 
 def check_loaded(network: nn.Module, loads: list[Load], file: str | Path, base: str) -> None:
