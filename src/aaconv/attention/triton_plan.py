@@ -11,10 +11,12 @@ import torch
 from .triton_launch import INTERPRETED, Launcher, Program, gpu_at
 from .triton_tiles import MOST_CHANNELS, SMALL_TABLE, TILES, Tile, Traits
 
-SMALL_KERNELS = ("attend_small_forward",)
+SMALL_KERNELS = ("attend_small_forward", "attend_small_backward")
 """Those that take the place of the packed ones on small maps; a sweep leaves some out."""
-SMALL_SIDE, SMALL_DEPTH, SMALL_VALUE_DEPTH = 16, 32, 15
-"""Largest map and head for them: a strip of keys is a tile of the matrix units, and a one stands beside the values."""
+SMALL_SIDE, SMALL_DEPTH, SMALL_VALUE_DEPTH = 16, 32, 14
+"""Largest map and head for them: relative offsets fit into 32, and two ones stand beside the values in 16."""
+HEADS_ON_A_MULTIPROCESSOR = 1
+"""At least so many of a small map have their backward in one program each: fewer leave the GPU idle for too long."""
 
 ON_A_MULTIPROCESSOR = 4
 """Programs of two warps with all the registers there are that run beside each other on one multiprocessor of any GPU
@@ -90,9 +92,8 @@ class Plan:
         }
         self.constants = sizes
         small = is_small(self.height, self.width, depth, value_depth, dtype, table_dimensions)
-        self.is_small = small and ("attend_small_backward" if backward else "attend_small_forward") in SMALL_KERNELS
-        if self.is_small:
-            sizes |= _small_layout(self.width, depth, value_depth) | {"TAKE_OFF": dtype == torch.float16}
+        enough = HEADS_ON_A_MULTIPROCESSOR * gpu_at(device).multiprocessors if backward else 0
+        self.is_small = small and self.image_heads >= enough and self._small_kernel in SMALL_KERNELS
         channels = sizes["MAIN"] + sizes["TAIL"] + sizes["DV_PAD"]
         self.is_wide = is_wide(depth, value_depth, dtype, table_dimensions > 0)
         line = power_of_two(max(self.height, self.width))
@@ -123,10 +124,12 @@ class Plan:
         steps = ceil_div(self.pixels, self.tile("relative_backward").queries)
         beside = 2 * at_a_time if self.traits.table <= SMALL_TABLE else at_a_time
         self.splits = splits_of_a_head(self.heads_at_a_time, min(ceil_div(self.pixels, 64), fitting), steps, beside)
-        if self.is_small:  # at least so many programs a head as fill the GPU, at most one for every tile of queries
-            tile = self.tile(self.kernels[0])
-            self.parts = min(ceil_div(self.pixels, tile.queries), max(tile.parts, at_a_time // max(1, self.image_heads)))
-            self.splits = self.parts
+        if self.is_small:
+            sizes |= _small_layout(self.width, depth, value_depth, backward) | {"TAKE_OFF": dtype == torch.float16}
+            # As many programs a head as fill the GPU, at most one for every tile of queries; one for all gradients.
+            tile, self.splits = self.tile(self._small_kernel), 1
+            most = 1 if backward else ceil_div(self.height * sizes["LINE"], tile.queries)
+            self.parts = min(most, max(tile.parts, at_a_time // max(1, self.image_heads)))
         sizes |= {"SPLITS": self.splits, "PARTS": self.parts}
         self.partial_shape, self.partial_sums = self._partial_sums(num_heads if table_dimensions == 3 else None, depth)
 
@@ -156,10 +159,14 @@ class Plan:
         return Program(steps, scratch, self.itemsize)
 
     @property
+    def _small_kernel(self) -> str:
+        return "attend_small_backward" if self.backward else "attend_small_forward"
+
+    @property
     def kernels(self) -> list[str]:
         """Their names, in the order in which they count on each other."""
         if self.is_small:
-            return ["attend_small_backward" if self.backward else "attend_small_forward"]
+            return [self._small_kernel]
         if not self.backward:
             return ["pack", "attend_forward"]
         last = ["relative_backward"] if self.length else []
@@ -308,16 +315,16 @@ def _layout(height: int, width: int, depth: int, value_depth: int) -> dict[str, 
     }
 
 
-def _small_layout(width: int, depth: int, value_depth: int) -> dict[str, int]:
-    """How keys and queries are laid out in registers, see triton_small_kernels. Of heads of 17 to 24 channels the last
-    ones share a depth of 16 with the logits of eight rows; others leave it to those of all rows."""
-    main, rows_at = (16, 0 if depth <= 16 else 8) if depth <= 24 else (32, 0)
+def _small_layout(width: int, depth: int, value_depth: int, backward: bool) -> dict[str, int]:
+    """How keys and queries are laid out, see triton_small_kernels. Heads of 17 to 24 channels leave the logits of eight
+    rows room beside them, others those of all rows."""
+    rows_at = ceil_div(depth, 8) * 8 if 16 < depth <= 24 else padded(depth)
     return {
-        "SMALL_MAIN": main,
-        "SMALL_ROWS_AT": rows_at,
-        "SMALL_GROUP": 16 - rows_at,
+        "DEPTH": 32 if depth <= 24 else 64,
+        "ROWS_AT": rows_at,
+        "GROUP": 8 if rows_at == 24 else 16,
         "LINE": 8 if width <= 8 else 16,
-        "SMALL_VALUES": max(8, power_of_two(value_depth + 1)),
+        "DV_PAD": max(8, power_of_two(value_depth if backward else value_depth + 1)),
     }
 
 

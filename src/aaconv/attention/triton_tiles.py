@@ -105,6 +105,10 @@ def small_forward_tile(of: Traits) -> Tile:
     return Tile(32, 32, 2, 1)
 
 
+def small_backward_tile(of: Traits) -> Tile:
+    return Tile(32, 32, 2, 1)
+
+
 TILES = {
     "pack": pack_tile,
     "attend_forward": forward_tile,
@@ -112,4 +116,5 @@ TILES = {
     "attend_backward_keys": key_tile,
     "relative_backward": relative_tile,
     "attend_small_forward": small_forward_tile,
+    "attend_small_backward": small_backward_tile,
 }
