@@ -323,6 +323,8 @@ def _small_layout(width: int, depth: int, value_depth: int, backward: bool) -> d
         "DEPTH": 32 if depth <= 24 else 64,
         "ROWS_AT": rows_at,
         "GROUP": 8 if rows_at == 24 else 16,
+        "MAIN": 16 if depth <= 24 else 32,
+        "REST": 8 if rows_at == 24 else 0,
         "LINE": 8 if width <= 8 else 16,
         "DV_PAD": max(8, power_of_two(value_depth if backward else value_depth + 1)),
     }

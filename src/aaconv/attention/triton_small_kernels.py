@@ -169,30 +169,34 @@ def attend_small_backward(
     STRIDE_B: tl.constexpr, STRIDE_P: tl.constexpr,
     HEADS: tl.constexpr, H: tl.constexpr, W: tl.constexpr, D: tl.constexpr, DV: tl.constexpr, DEPTH: tl.constexpr,
     ROWS_AT: tl.constexpr, GROUP: tl.constexpr, LINE: tl.constexpr, DV_PAD: tl.constexpr, OUTSIDE: tl.constexpr,
-    KEY_SCALE: tl.constexpr, LOGIT_SCALE: tl.constexpr, BLOCK_M: tl.constexpr, KEYS: tl.constexpr,
+    KEY_SCALE: tl.constexpr, LOGIT_SCALE: tl.constexpr, MAIN: tl.constexpr, REST: tl.constexpr, BLOCK_M: tl.constexpr,
+    KEYS: tl.constexpr,
 ):  # fmt: skip
     """All gradients of an (image, head), those of the tables in its slice of grad_tables [image_heads, 2H + 2W - 2, D].
     Logits are [slots, queries] here, so that their gradients go into those of the keys as they are: these stay in
-    registers, and the queries' are done after every tile. Each weight is computed once."""
+    registers, MAIN channels and the REST, and the queries' are done after every tile. Each weight is computed once."""
     PIXELS: tl.constexpr = H * W
     CHUNKS: tl.constexpr = (H * LINE + KEYS - 1) // KEYS
     ROWS: tl.constexpr = KEYS // LINE  # of a chunk
     GRAD_W: tl.constexpr = HEADS * (2 * D + DV)
     dtype = qkv.dtype.element_ty
     _, image_head, image, head = find_head(tl.program_id(0), first_image_head, HEADS)
-    keys, values, key_grads, value_grads = (), (), (), ()
+    keys, values, main_grads, rest_grads, value_grads = (), (), (), (), ()
     for chunk in tl.static_range(CHUNKS):
         k, v = load_keys(
             qkv, image, head, chunk, STRIDE_B, STRIDE_P, HEADS, H, W, D, DV, DEPTH, ROWS_AT, GROUP, LINE, 16, 2,
             KEY_SCALE, KEYS,
         )  # fmt: skip
         keys, values = keys + (k,), values + (v,)  # noqa: RUF005  triton's tuples
-        key_grads = key_grads + (tl.zeros([KEYS, DEPTH], tl.float32),)  # noqa: RUF005
+        main_grads = main_grads + (tl.zeros([KEYS, MAIN], tl.float32),)  # noqa: RUF005
+        rest_grads = rest_grads + (tl.zeros([KEYS, 8], tl.float32),)  # noqa: RUF005
         value_grads = value_grads + (tl.zeros([KEYS, DV_PAD], tl.float32),)  # noqa: RUF005
     vectors_h = load_vectors(rel_h, H, D, DEPTH).to(dtype)
     vectors_w = load_vectors(rel_w, W, D, DEPTH).to(dtype)
-    grad_h = tl.zeros([32, DEPTH], tl.float32)
-    grad_w = tl.zeros([32, DEPTH], tl.float32)
+    grad_h = tl.zeros([32, MAIN], tl.float32)
+    grad_w = tl.zeros([32, MAIN], tl.float32)
+    rest_h = tl.zeros([32, 8], tl.float32)
+    rest_w = tl.zeros([32, 8], tl.float32)
 
     q_base = qkv + image * STRIDE_B + head * D
     out_base = image * (PIXELS * HEADS * DV) + head * DV
@@ -205,11 +209,14 @@ def attend_small_backward(
         iy, ix, inside = find_slots(first, BLOCK_M, H, W, LINE)
         pixel = iy * W + ix
         q = load_pixels(q_base, pixel * STRIDE_P, inside, D, DEPTH)
+        q_main = load_pixels(q_base, pixel * STRIDE_P, inside, D if D < MAIN else MAIN, MAIN)
+        if REST > 0:
+            q_rest = load_pixels(q_base + MAIN, pixel * STRIDE_P, inside, D - MAIN, 8)
         do = load_pixels(grad_out + out_base, pixel * (HEADS * DV), inside, DV, 16)
-        o = load_pixels(out + out_base, pixel * (HEADS * DV), inside, DV, 16)
+        o = load_pixels(out + out_base, pixel * (HEADS * DV), inside, DV, DV_PAD)
         do_part = load_pixels(grad_out + out_base, pixel * (HEADS * DV), inside, DV, DV_PAD)
         log_sum = tl.load(lse + pixel, mask=inside, other=0.0) + tl.load(lse + PIXELS + pixel, mask=inside, other=0.0)
-        delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)[:, None]
+        delta = tl.sum(do_part.to(tl.float32) * o.to(tl.float32), 1)[:, None]
         rounded = delta.to(dtype)
         rest = (rounded.to(tl.float32) - delta).to(dtype)
         do = tl.where(channel == DV, -rounded, tl.where(channel == DV + 1, rest, do))
@@ -223,7 +230,7 @@ def attend_small_backward(
         query_grad = tl.zeros([BLOCK_M, DEPTH], tl.float32)
         by_row = tl.zeros([BLOCK_M, 32], tl.float32)
         jy = offset + (iy - (H - 1))[:, None]
-        new_keys, new_values = (), ()
+        new_main, new_rest, new_values = (), (), ()
         for chunk in tl.static_range(CHUNKS):
             first_row = chunk * ROWS // GROUP * GROUP  # of the group
             p = tl.exp2(tl.dot(keys[chunk], tl.trans(queries[chunk * ROWS // GROUP]), columns))
@@ -231,13 +238,17 @@ def attend_small_backward(
             columns_grad += ds
             ds = ds.to(dtype)
             new_values = new_values + (tl.dot(p.to(dtype), do_part, value_grads[chunk]),)  # noqa: RUF005
-            new_keys = new_keys + (tl.dot(ds, q, key_grads[chunk]),)  # noqa: RUF005
+            new_main = new_main + (tl.dot(ds, q_main, main_grads[chunk]),)  # noqa: RUF005
+            if REST > 0:
+                new_rest = new_rest + (tl.dot(ds, q_rest, rest_grads[chunk]),)  # noqa: RUF005
             query_grad = tl.dot(tl.trans(ds), keys[chunk], query_grad)
             if (chunk + 1) * ROWS % GROUP == 0 or chunk + 1 == CHUNKS:  # the last rows of their group
                 of_rows = tl.gather(query_grad, (ROWS_AT + (jy & (GROUP - 1))) & (DEPTH - 1), 1)
                 by_row = tl.where((jy >= first_row) & (jy < first_row + GROUP), of_rows, by_row)
                 query_grad = tl.where(depth < ROWS_AT, query_grad, 0.0)
-        key_grads, value_grads = new_keys, new_values
+        main_grads, value_grads = new_main, new_values
+        if REST > 0:
+            rest_grads = new_rest
         # the skew undone: by row and column -> by relative offset
         by_row = tl.where((jy >= 0) & (jy < H), by_row, 0.0).to(dtype)
         columns_grad = tl.trans(tl.sum(tl.reshape(columns_grad, [ROWS, LINE, BLOCK_M]), 0))
@@ -247,16 +258,25 @@ def attend_small_backward(
         relative = tl.dot(by_column, vectors_w, tl.dot(by_row, vectors_h))
         query_grad = query_grad * LN2 + relative * LOGIT_SCALE
         store_pixels(grad_base + head * D, pixel * GRAD_W, inside, query_grad, D, DEPTH)
-        grad_h = tl.dot(tl.trans(by_row), q, grad_h)
-        grad_w = tl.dot(tl.trans(by_column), q, grad_w)
+        grad_h = tl.dot(tl.trans(by_row), q_main, grad_h)
+        grad_w = tl.dot(tl.trans(by_column), q_main, grad_w)
+        if REST > 0:
+            rest_h = tl.dot(tl.trans(by_row), q_rest, rest_h)
+            rest_w = tl.dot(tl.trans(by_column), q_rest, rest_w)
 
     for chunk in tl.static_range(CHUNKS):
         jy, jx, on_map = find_slots(chunk * KEYS, KEYS, H, W, LINE)
         place = tl.multiple_of((jy * W + jx) * GRAD_W, GRAD_W & -GRAD_W)
-        store_pixels(grad_base + (HEADS + head) * D, place, on_map, key_grads[chunk] * LOGIT_SCALE, D, DEPTH)
+        key_base = grad_base + (HEADS + head) * D
+        store_pixels(key_base, place, on_map, main_grads[chunk] * LOGIT_SCALE, D if D < MAIN else MAIN, MAIN)
+        if REST > 0:
+            store_pixels(key_base + MAIN, place, on_map, rest_grads[chunk] * LOGIT_SCALE, D - MAIN, 8)
         store_pixels(grad_base + 2 * HEADS * D + head * DV, place, on_map, value_grads[chunk], DV, DV_PAD)
     vector = tl.arange(0, 32)
     grad_tables += image_head * ((2 * H + 2 * W - 2) * D)
-    store_pixels(grad_tables, vector * D, vector < 2 * H - 1, grad_h * LOGIT_SCALE, D, DEPTH)
-    grad_tables += (2 * H - 1) * D
-    store_pixels(grad_tables, vector * D, vector < 2 * W - 1, grad_w * LOGIT_SCALE, D, DEPTH)
+    grad_tables_w = grad_tables + (2 * H - 1) * D
+    store_pixels(grad_tables, vector * D, vector < 2 * H - 1, grad_h * LOGIT_SCALE, D if D < MAIN else MAIN, MAIN)
+    store_pixels(grad_tables_w, vector * D, vector < 2 * W - 1, grad_w * LOGIT_SCALE, D if D < MAIN else MAIN, MAIN)
+    if REST > 0:
+        store_pixels(grad_tables + MAIN, vector * D, vector < 2 * H - 1, rest_h * LOGIT_SCALE, D - MAIN, 8)
+        store_pixels(grad_tables_w + MAIN, vector * D, vector < 2 * W - 1, rest_w * LOGIT_SCALE, D - MAIN, 8)
