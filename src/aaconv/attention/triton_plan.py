@@ -234,9 +234,7 @@ def is_wide(depth: int, value_depth: int, dtype: torch.dtype, has_tables: bool) 
     return has_tables and dtype != torch.float32 and parts["MAIN"] + parts["TAIL"] + parts["DV_PAD"] > MOST_CHANNELS
 
 
-def is_small(
-    height: int, width: int, depth: int, value_depth: int, dtype: torch.dtype, table_dimensions: int
-) -> bool:
+def is_small(height: int, width: int, depth: int, value_depth: int, dtype: torch.dtype, table_dimensions: int) -> bool:
     """Whether a program has room for all keys of a head, so that nothing is packed: see triton_small_kernels."""
     fits = max(height, width) <= SMALL_SIDE and depth <= SMALL_DEPTH and value_depth <= SMALL_VALUE_DEPTH
     return fits and dtype != torch.float32 and table_dimensions == 2

@@ -85,8 +85,8 @@ def attend_tile(
     DEPTH: tl.constexpr, ROWS_AT: tl.constexpr, GROUP: tl.constexpr, LINE: tl.constexpr, VALUES: tl.constexpr,
     OUTSIDE: tl.constexpr, KEY_SCALE: tl.constexpr, TAKE_OFF: tl.constexpr, BLOCK_M: tl.constexpr, KEYS: tl.constexpr,
 ):  # fmt: skip
-    """Output and log-sum-exp of the queries from slot `first` on; returns the sums of their weights [BLOCK_M]. With TAKE_OFF the
-    largest logit is taken off all, which is always safe and computes the logits twice."""
+    """Output and log-sum-exp of the queries from slot `first` on; returns the sums of their weights [BLOCK_M]. With
+    TAKE_OFF the largest logit is taken off all, which is always safe and computes the logits twice."""
     PIXELS: tl.constexpr = H * W
     CHUNKS: tl.constexpr = (H * LINE + KEYS - 1) // KEYS
     iy, ix, inside = find_slots(first, BLOCK_M, H, W, LINE)
