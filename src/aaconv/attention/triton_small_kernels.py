@@ -109,7 +109,7 @@ def attend_tile(
         s = tl.dot(queries[chunk * KEYS // LINE // GROUP], tl.trans(keys[chunk]), columns)
         mixed = tl.dot(tl.exp2(s).to(q.dtype), values[chunk], mixed)
     total = tl.sum(tl.where((tl.arange(0, VALUES) == DV)[None, :], mixed, 0.0), 1)
-    store_pixels(out, pixel * (HEADS * DV), inside, mixed / total[:, None], DV, VALUES)
+    store_pixels(out, pixel * (HEADS * DV), inside, mixed * (1.0 / total)[:, None], DV, VALUES)
     tl.store(lse + pixel, peak, mask=inside)
     tl.store(lse + PIXELS + pixel, tl.log2(total), mask=inside)
     return total
@@ -154,12 +154,12 @@ def attend_small_forward(
         if not TAKE_OFF:
             well = (total > SMALLEST_SUM) & (total < LARGEST_SUM)  # not if it is not a number
             worst = tl.minimum(worst, tl.min(well.to(tl.int32), 0))
-    if not TAKE_OFF:
+    if worst == 0:
         tl.debug_barrier()  # what is stored again may be stored by other threads
-        for tile in range(first, tl.where(worst == 0, TILES, 0), PARTS):
+        for tile in range(first, TILES, PARTS):
             attend_tile(
-                q_base, tile * BLOCK_M, vectors_h, vectors_w, keys, values, out, lse, STRIDE_P,
-                HEADS, H, W, D, DV, DEPTH, ROWS_AT, GROUP, LINE, DV_PAD, OUTSIDE, KEY_SCALE, True, BLOCK_M, KEYS,
+                q_base, tile * BLOCK_M, vectors_h, vectors_w, keys, values, out, lse, STRIDE_P, HEADS, H, W, D, DV,
+                DEPTH, ROWS_AT, GROUP, LINE, DV_PAD, OUTSIDE, KEY_SCALE, True, BLOCK_M, KEYS,
             )  # fmt: skip
 
 
