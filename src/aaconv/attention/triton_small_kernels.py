@@ -205,6 +205,7 @@ def attend_small_backward(
     depth = tl.arange(0, DEPTH)[None, :]
     channel = tl.arange(0, 16)[None, :]
     offset = tl.arange(0, 32)[None, :]
+    of_column = tl.where((tl.arange(0, KEYS) % LINE)[:, None] == channel, 1.0, 0.0).to(dtype)  # sums over the rows
     for first in range(0, H * LINE, BLOCK_M):
         iy, ix, inside = find_slots(first, BLOCK_M, H, W, LINE)
         pixel = iy * W + ix
@@ -226,7 +227,7 @@ def attend_small_backward(
         columns = tl.trans(columns)
         columns = tl.reshape(tl.broadcast_to(columns[None, :, :], [ROWS, LINE, BLOCK_M]), [KEYS, BLOCK_M])
         columns -= log_sum[None, :]
-        columns_grad = tl.zeros([KEYS, BLOCK_M], tl.float32)
+        columns_grad = tl.zeros([BLOCK_M, 16], tl.float32)
         query_grad = tl.zeros([BLOCK_M, DEPTH], tl.float32)
         by_row = tl.zeros([BLOCK_M, 32], tl.float32)
         jy = offset + (iy - (H - 1))[:, None]
@@ -234,14 +235,13 @@ def attend_small_backward(
         for chunk in tl.static_range(CHUNKS):
             first_row = chunk * ROWS // GROUP * GROUP  # of the group
             p = tl.exp2(tl.dot(keys[chunk], tl.trans(queries[chunk * ROWS // GROUP]), columns))
-            ds = p * tl.dot(values[chunk], tl.trans(do))
-            columns_grad += ds
-            ds = ds.to(dtype)
+            ds = (p * tl.dot(values[chunk], tl.trans(do))).to(dtype)
             new_values = new_values + (tl.dot(p.to(dtype), do_part, value_grads[chunk]),)  # noqa: RUF005
             new_main = new_main + (tl.dot(ds, q_main, main_grads[chunk]),)  # noqa: RUF005
             if REST > 0:
                 new_rest = new_rest + (tl.dot(ds, q_rest, rest_grads[chunk]),)  # noqa: RUF005
             query_grad = tl.dot(tl.trans(ds), keys[chunk], query_grad)
+            columns_grad = tl.dot(tl.trans(ds), of_column, columns_grad)
             if (chunk + 1) * ROWS % GROUP == 0 or chunk + 1 == CHUNKS:  # the last rows of their group
                 of_rows = tl.gather(query_grad, (ROWS_AT + (jy & (GROUP - 1))) & (DEPTH - 1), 1)
                 by_row = tl.where((jy >= first_row) & (jy < first_row + GROUP), of_rows, by_row)
@@ -251,9 +251,8 @@ def attend_small_backward(
             rest_grads = new_rest
         # the skew undone: by row and column -> by relative offset
         by_row = tl.where((jy >= 0) & (jy < H), by_row, 0.0).to(dtype)
-        columns_grad = tl.trans(tl.sum(tl.reshape(columns_grad, [ROWS, LINE, BLOCK_M]), 0))
         jx = offset + (ix - (W - 1))[:, None]
-        by_column = tl.gather(columns_grad, jx & (LINE - 1), 1)
+        by_column = tl.gather(columns_grad, jx & 15, 1)
         by_column = tl.where((jx >= 0) & (jx < W), by_column, 0.0).to(dtype)
         relative = tl.dot(by_column, vectors_w, tl.dot(by_row, vectors_h))
         query_grad = query_grad * LN2 + relative * LOGIT_SCALE
