@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from aaconv.attention import triton_plan
 from support.detection_data import make_coco
 from support.interpreted_bfloat16 import teach_bfloat16
 from support.interpreter import share_of_this_process
@@ -70,6 +71,24 @@ def nothing_recorded(tmp_path, monkeypatch):
     monkeypatch.setattr("aaconv.runs.results.RECORDED", recorded)
     monkeypatch.chdir(here)
     return here
+
+
+@pytest.fixture
+def packed_kernels(monkeypatch):
+    """On small maps, too."""
+    monkeypatch.setattr(triton_plan, "SMALL_KERNELS", ())
+    triton_plan.plan_for.cache_clear()
+    yield
+    triton_plan.plan_for.cache_clear()
+
+
+@pytest.fixture
+def small_kernels(monkeypatch):
+    """Those for small maps, for any number of heads."""
+    monkeypatch.setattr(triton_plan, "HEADS_ON_A_MULTIPROCESSOR", 0)
+    triton_plan.plan_for.cache_clear()
+    yield
+    triton_plan.plan_for.cache_clear()
 
 
 @pytest.fixture

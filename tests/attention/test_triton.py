@@ -1,7 +1,7 @@
 """The fused kernels against float64, in triton's interpreter: no GPU needed, small maps only.
 
 They run in processes that test_in_the_interpreter starts. tests/gpu/test_triton_gpu.py holds the compiled kernels to
-the same laws.
+the same laws. Here they are the packed ones; test_triton_small has those that small maps take in half precision.
 """
 
 from copy import deepcopy
@@ -26,7 +26,7 @@ INTERPRETED = triton_backend.INTERPRETED
 PARTS = 6
 interpreted = pytest.mark.skipif(not INTERPRETED, reason="runs in the processes test_in_the_interpreter starts")
 pytestmark = [
-    pytest.mark.usefixtures("poisoned_buffers"),
+    pytest.mark.usefixtures("poisoned_buffers", "packed_kernels"),
     pytest.mark.skipif(not triton_backend.HAS_TRITON, reason="triton is not installed"),
 ]
 

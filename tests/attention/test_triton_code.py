@@ -1,51 +1,18 @@
 """The kernels as triton compiles them for a Hopper GPU; no GPU is needed for that."""
 
 import re
-from pathlib import Path
 
 import pytest
 import torch
 
 triton = pytest.importorskip("triton", reason="triton is not installed")
-from triton.backends.compiler import GPUTarget  # noqa: E402
-from triton.compiler import ASTSource  # noqa: E402
-
 from aaconv.attention import triton_backend, triton_launch, triton_plan, triton_tiles  # noqa: E402
 from aaconv.attention.triton_plan import launches_overlap  # noqa: E402  the one that the fixture does not replace
-from support.compiled_kernels import DISASSEMBLER, stack_bytes  # noqa: E402
-
-POINTERS = dict.fromkeys(("lse", "grad_tables", "rel_h", "rel_w"), "*fp32")
-
-
-def plan(shape, dtype):
-    """For [batch, height, width, heads, key depth, value depth]."""
-    batch, height, width, heads, depth, value_depth = shape
-    qkv = torch.empty(batch, height * width, heads * (2 * depth + value_depth), dtype=dtype, device="meta")
-    rel_h, rel_w = (torch.empty(2 * side - 1, depth, device="meta") for side in (height, width))
-    return triton_backend._prepare(qkv, rel_h, rel_w, height, heads, heads * depth, backward=True)[0]
-
-
-def code(name, shape, dtype, capability=90):
-    """What triton makes of a kernel, by stage in its `asm`; for aligned pointers, as torch's are."""
-    from aaconv.attention import triton_kernels
-
-    chosen = plan(shape, dtype)
-    kernel = getattr(triton_kernels, name)
-    constants = chosen.launch_constants(name, kernel.arg_names)
-    options = {option: constants.pop(option) for option in constants.keys() - set(kernel.arg_names)}
-    element = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}[dtype]
-    signature = {
-        argument: "constexpr" if argument in constants else POINTERS.get(argument, element)
-        for argument in kernel.arg_names
-    } | {"first_image_head": "i32"}
-    places = {(kernel.arg_names.index(argument),): value for argument, value in constants.items()}
-    aligned = {(i,): [["tt.divisibility", 16]] for i, name in enumerate(kernel.arg_names) if signature[name][0] == "*"}
-    source = ASTSource(fn=kernel, signature=signature, constexprs=places, attrs=aligned)
-    return triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+from support.compiled_kernels import DISASSEMBLER, accesses_of_pixels, code, plan, stack_bytes  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def on_a_hopper_gpu(monkeypatch):
+def on_a_hopper_gpu(monkeypatch, packed_kernels):
     monkeypatch.setattr(triton_plan, "launches_overlap", lambda: True)
 
 
@@ -70,7 +37,7 @@ def test_a_switch_that_is_neither_on_nor_off_is_named(monkeypatch):
 
 
 PLAN = ((2, 45, 86), (3870, 86, 1), torch.bfloat16, 2, torch.float32, 5, 2, 40)  # 5 x 9, two heads of 20 and 3
-KERNELS = list(triton_tiles.TILES)
+KERNELS = [name for name in triton_tiles.TILES if name not in triton_plan.SMALL_KERNELS]
 SHAPES = [(2, 14, 14, 8, 20, 3), (2, 32, 32, 8, 20, 2), (2, 14, 14, 8, 32, 32)]
 
 
@@ -82,23 +49,6 @@ def test_no_kernel_uses_wgmma(kernel, shape):
     assembly = code(kernel, shape, torch.bfloat16).asm["ptx"]
     assert "mma.sync" in assembly
     assert "wgmma" not in assembly
-
-
-def accesses_of_pixels(assembly):
-    """(bytes, the line that asked for them) of all that a kernel loads from or stores to pixels of `qkv`, the output
-    or their gradients: what is inlined into a line that says how far these are apart."""
-    folder = Path(triton_backend.__file__).parent
-    files = {number: name for number, name in re.findall(r'\.file\s+(\d+) .*?(triton_\w+\.py)"', assembly)}
-    found, line = [], ""
-    for text in assembly.splitlines():
-        if ".loc" in text:
-            called = re.search(r"inlined_at (\d+) (\d+)|@\[ (triton_\w+\.py):(\d+)", text)  # triton 3.9 or 3.6
-            name = called and (called[3] or files.get(called[1]))  # else triton's own library
-            line = (folder / name).read_text().splitlines()[int(called[4] or called[2]) - 1].strip() if name else ""
-        access = re.search(r"\b(?:ld|st)\.global[\w.]*?(?:\.v(\d))?\.b(\d+)", text)
-        if access and re.search(r"_pixels\(.*(STRIDE_P|GRAD_W|HEADS \* DV|\bplace\b)", line):
-            found.append((int(access[1] or 1) * int(access[2]) // 8, line))
-    return found
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")

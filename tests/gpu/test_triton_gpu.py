@@ -53,6 +53,19 @@ def test_paper_shapes_match_float64(shape, dtype):
     assert_as_good_as_eager(random_inputs(*shape), dtype, shape[3], shape[4])
 
 
+@pytest.mark.usefixtures("small_kernels")
+@pytest.mark.parametrize("dtype", DTYPES[:2], ids=str)
+@pytest.mark.parametrize(
+    "shape",
+    [shape for shape in PAPER_SHAPES if max(shape[1:3]) <= 16 and shape[4] <= 32 and shape[5] <= 14]
+    + [(3, 5, 11, 2, 32, 8), (2, 13, 14, 1, 24, 14), (2, 1, 7, 3, 28, 3)],
+    ids=str,
+)
+def test_small_maps_with_few_heads_match_float64(shape, dtype):
+    """With all gradients of a head in one program, which elsewhere takes more heads than these."""
+    assert_as_good_as_eager(random_inputs(*shape), dtype, shape[3], shape[4])
+
+
 @pytest.mark.parametrize("seed", range(30))
 def test_random_shapes_match_float64(seed):
     pick = random.Random(seed)

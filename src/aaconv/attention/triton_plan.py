@@ -11,6 +11,13 @@ import torch
 from .triton_launch import INTERPRETED, Launcher, Program, gpu_at
 from .triton_tiles import MOST_CHANNELS, SMALL_TABLE, TILES, Tile, Traits
 
+SMALL_KERNELS = ("attend_small_forward", "attend_small_backward")
+"""Those that take the place of the packed ones on small maps; a sweep leaves some out."""
+SMALL_SIDE, SMALL_DEPTH, SMALL_VALUE_DEPTH = 16, 32, 14
+"""Largest map and head for them: relative offsets fit into 32, and two ones stand beside the values in 16."""
+HEADS_ON_A_MULTIPROCESSOR = 1
+"""At least so many of a small map have their backward in one program each: fewer leave the GPU idle for too long."""
+
 ON_A_MULTIPROCESSOR = 4
 """Programs of two warps with all the registers there are that run beside each other on one multiprocessor of any GPU
 since the A100: 528 on an H200. One more takes as long as as many again."""
@@ -47,6 +54,7 @@ class Plan:
         device: int | None = None,
     ) -> None:
         self.batch, self.pixels, channels = shape
+        self.backward, self.itemsize = backward, dtype.itemsize
         self.height, self.width = height, self.pixels // max(1, height)
         self.image_heads, self.value_channels = self.batch * num_heads, channels - 2 * key_channels
         at_a_time = ON_A_MULTIPROCESSOR * gpu_at(device).multiprocessors
@@ -83,6 +91,9 @@ class Plan:
             "PRECISION": "ieee" if exact and full_precision else "tf32",
         }
         self.constants = sizes
+        small = is_small(self.height, self.width, depth, value_depth, dtype, table_dimensions)
+        enough = HEADS_ON_A_MULTIPROCESSOR * gpu_at(device).multiprocessors if backward else 0
+        self.is_small = small and self.image_heads >= enough and self._small_kernel in SMALL_KERNELS
         channels = sizes["MAIN"] + sizes["TAIL"] + sizes["DV_PAD"]
         self.is_wide = is_wide(depth, value_depth, dtype, table_dimensions > 0)
         line = power_of_two(max(self.height, self.width))
@@ -97,8 +108,9 @@ class Plan:
         of_a_head = sum(self.operand_sizes) + (sum(self.gradient_sizes) if backward else 0)
         elements = math.prod(shape)
         room = max(int(SCRATCH * elements), SMALL_SCRATCH // dtype.itemsize)
+        self.parts = 1
         longest = self.programs("attend_backward_keys" if backward else "attend_forward")
-        fitting = max(1, room // max(1, of_a_head))
+        fitting = max(1, self.image_heads if self.is_small else room // max(1, of_a_head))
         self.heads_at_a_time = heads_at_a_time(self.image_heads, fitting, longest, at_a_time)
         # Heads whose lines fill a tile of `pack`, all of one image and one launch.
         self.together = math.gcd(max(1, self.tile("pack").queries // line), mates, self.heads_at_a_time)
@@ -112,9 +124,14 @@ class Plan:
         steps = ceil_div(self.pixels, self.tile("relative_backward").queries)
         beside = 2 * at_a_time if self.traits.table <= SMALL_TABLE else at_a_time
         self.splits = splits_of_a_head(self.heads_at_a_time, min(ceil_div(self.pixels, 64), fitting), steps, beside)
-        sizes["SPLITS"] = self.splits
+        if self.is_small:
+            sizes |= _small_layout(self.width, depth, value_depth, backward) | {"TAKE_OFF": dtype == torch.float16}
+            # As many programs a head as fill the GPU, at most one for every tile of queries; one for all gradients.
+            tile, self.splits = self.tile(self._small_kernel), 1
+            most = 1 if backward else ceil_div(self.height * sizes["LINE"], tile.queries)
+            self.parts = min(most, max(tile.parts, at_a_time // max(1, self.image_heads)))
+        sizes |= {"SPLITS": self.splits, "PARTS": self.parts}
         self.partial_shape, self.partial_sums = self._partial_sums(num_heads if table_dimensions == 3 else None, depth)
-        self.backward, self.itemsize = backward, dtype.itemsize
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """(first, how many) of the image-heads of every launch."""
@@ -137,21 +154,29 @@ class Plan:
         steps = ((launcher, (first,)) for first, heads in self.chunks() for launcher in launchers[heads])
         names = "queries", "keys", "values", "grads", "grad_logits"
         sizes = self.operand_sizes + self.gradient_sizes if self.backward else self.operand_sizes
+        sizes = () if self.is_small else sizes
         scratch = {name: self.heads_at_a_time * size for name, size in zip(names, sizes, strict=False)}
         return Program(steps, scratch, self.itemsize)
 
     @property
+    def _small_kernel(self) -> str:
+        return "attend_small_backward" if self.backward else "attend_small_forward"
+
+    @property
     def kernels(self) -> list[str]:
         """Their names, in the order in which they count on each other."""
+        if self.is_small:
+            return [self._small_kernel]
         if not self.backward:
             return ["pack", "attend_forward"]
         last = ["relative_backward"] if self.length else []
         return ["pack", "attend_backward_queries", "attend_backward_keys", *last]
 
     def _launcher(self, name: str, heads: int) -> Launcher:
-        from . import triton_kernels
+        from . import triton_kernels, triton_small_kernels
 
-        kernel, at_once = getattr(triton_kernels, name), self.together if name == "pack" else 1
+        kernel = getattr(triton_small_kernels if self.is_small else triton_kernels, name)
+        at_once = self.together if name == "pack" else 1
         programs = heads // at_once * self.programs(name)
         return Launcher(kernel, programs, self.launch_constants(name, kernel.arg_names))
 
@@ -159,13 +184,14 @@ class Plan:
         """What a kernel is specialised by, of the names it knows, and triton's options."""
         tile = self.tile(name)
         rows, programs = tile.keys // self.constants["KEY_COLS"], self.programs(name)
+        first = name == self.kernels[0]
         overlap = launches_overlap()
-        constants = self.constants | {"BLOCK_M": tile.queries, "KEY_ROWS": rows}
+        constants = self.constants | {"BLOCK_M": tile.queries, "KEYS": tile.keys, "KEY_ROWS": rows}
         constants |= {"PROGRAMS": programs, "OVERLAP": overlap}
         chosen = {constant: constants[constant] for constant in known if constant in constants}
         # enable_fp_fusion: in float32 the scale and the largest logit enter an exponential in one instruction
         options = {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
-        if overlap and name != "pack":  # that begins when all before it has ended: the others count on it
+        if overlap and not first:  # that begins when all before it has ended: the others count on it
             options["launch_pdl"] = True
         return chosen | options | ({} if tile.registers is None else {"maxnreg": tile.registers})
 
@@ -176,6 +202,8 @@ class Plan:
             return max(self.query_lines, ceil_div(self.key_rows, self.key_lines))
         if kernel == "relative_backward":
             return self.splits
+        if kernel.startswith("attend_small"):
+            return self.parts
         if kernel == "attend_backward_keys":
             return sizes["STRIPS"] * ceil_div(self.height, tile.keys // sizes["KEY_COLS"])
         return ceil_div(self.pixels, tile.queries)
@@ -193,7 +221,7 @@ class Plan:
     def tile(self, kernel: str) -> Tile:
         """How a kernel is cut; a tile of keys stays within a strip and within the rows that share a tail."""
         tile = TILES[kernel](self.traits)
-        if not kernel.startswith("attend"):
+        if not kernel.startswith("attend") or kernel.startswith("attend_small"):
             return tile
         columns = self.constants["KEY_COLS"]
         return tile._replace(keys=min(max(tile.keys, columns), columns * GROUP))
@@ -204,6 +232,12 @@ def is_wide(depth: int, value_depth: int, dtype: torch.dtype, has_tables: bool) 
     packed all the same."""
     parts = _layout(1, 1, depth, value_depth)
     return has_tables and dtype != torch.float32 and parts["MAIN"] + parts["TAIL"] + parts["DV_PAD"] > MOST_CHANNELS
+
+
+def is_small(height: int, width: int, depth: int, value_depth: int, dtype: torch.dtype, table_dimensions: int) -> bool:
+    """Whether a program has room for all keys of a head, so that nothing is packed: see triton_small_kernels."""
+    fits = max(height, width) <= SMALL_SIDE and depth <= SMALL_DEPTH and value_depth <= SMALL_VALUE_DEPTH
+    return fits and dtype != torch.float32 and table_dimensions == 2
 
 
 def launches_overlap() -> bool:
@@ -276,6 +310,21 @@ def _layout(height: int, width: int, depth: int, value_depth: int) -> dict[str, 
         "KEY_COLS": columns,
         "STRIPS": strips,
         "ALL_SLOTS": strips * columns * groups * GROUP,
+    }
+
+
+def _small_layout(width: int, depth: int, value_depth: int, backward: bool) -> dict[str, int]:
+    """How keys and queries are laid out, see triton_small_kernels. Heads of 17 to 24 channels leave the logits of eight
+    rows room beside them, others those of all rows."""
+    rows_at = ceil_div(depth, 8) * 8 if 16 < depth <= 24 else padded(depth)
+    return {
+        "DEPTH": 32 if depth <= 24 else 64,
+        "ROWS_AT": rows_at,
+        "GROUP": 8 if rows_at == 24 else 16,
+        "MAIN": 16 if depth <= 24 else 32,
+        "REST": 8 if rows_at == 24 else 0,
+        "LINE": 8 if width <= 8 else 16,
+        "DV_PAD": max(8, power_of_two(value_depth if backward else value_depth + 1)),
     }
 
 

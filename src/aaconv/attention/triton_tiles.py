@@ -22,6 +22,8 @@ class Tile(NamedTuple):
     warps: int
     stages: int
     registers: int | None = None
+    parts: int = 1
+    """Programs that share the queries of a head of a small map; more where the GPU would be idle."""
 
 
 class Traits(NamedTuple):
@@ -98,10 +100,21 @@ def relative_tile(of: Traits) -> Tile:
     return Tile(64 if 512 < of.pixels <= 1024 and of.channels <= FEW_CHANNELS else 32, 0, 2, 1)
 
 
+def small_forward_tile(of: Traits) -> Tile:
+    """A tile of keys has as many as one of queries at most: else triton would share the keys among the warps."""
+    return Tile(32, 32, 2, 1)
+
+
+def small_backward_tile(of: Traits) -> Tile:
+    return Tile(32, 32, 2, 1)
+
+
 TILES = {
     "pack": pack_tile,
     "attend_forward": forward_tile,
     "attend_backward_queries": query_tile,
     "attend_backward_keys": key_tile,
     "relative_backward": relative_tile,
+    "attend_small_forward": small_forward_tile,
+    "attend_small_backward": small_backward_tile,
 }
