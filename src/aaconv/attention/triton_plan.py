@@ -154,8 +154,9 @@ class Plan:
         steps = ((launcher, (first,)) for first, heads in self.chunks() for launcher in launchers[heads])
         names = "queries", "keys", "values", "grads", "grad_logits"
         sizes = self.operand_sizes + self.gradient_sizes if self.backward else self.operand_sizes
-        sizes = () if self.is_small else sizes
         scratch = {name: self.heads_at_a_time * size for name, size in zip(names, sizes, strict=False)}
+        if self.is_small:
+            scratch = {}
         return Program(steps, scratch, self.itemsize)
 
     @property
