@@ -102,11 +102,11 @@ def relative_tile(of: Traits) -> Tile:
 
 def small_forward_tile(of: Traits) -> Tile:
     """A tile of keys has as many as one of queries at most: else triton would share the keys among the warps."""
-    return Tile(32, 32, 2, 1)
+    return Tile(64, 32, 2, 1) if of.pixels > 200 else Tile(32, 32, 2, 1)
 
 
 def small_backward_tile(of: Traits) -> Tile:
-    return Tile(32, 32, 2, 1)
+    return Tile(32, 32, 2, 2 if of.pixels > 200 else 1)
 
 
 TILES = {
