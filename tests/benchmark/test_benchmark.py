@@ -88,6 +88,13 @@ def test_functions_compiled_apart_do_not_share_code():
             assert make(factor)(torch.ones(3)).eq(factor).all()
 
 
+def test_functions_compiled_apart_keep_their_defaults():
+    def scale(x, by=2, *, plus=1):
+        return x * by + plus
+
+    assert compile_apart(scale, fullgraph=True, backend="eager")(torch.ones(3)).eq(3).all()
+
+
 def test_a_failure_becomes_a_reason():
     failures = {}
     with failures_into(failures, "a"):

@@ -113,6 +113,7 @@ def compile_apart(function: Callable[..., Tensor], **options: Any) -> Callable[.
     """
     code, closure = function.__code__.replace(), function.__closure__
     own = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
+    own.__kwdefaults__ = function.__kwdefaults__
     return torch.compile(own, dynamic=False, **options)
 
 
