@@ -207,6 +207,18 @@ def test_compiled(training):
             torch.testing.assert_close(got, want)
 
 
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::torch.jit.TracerWarning")
+@pytest.mark.parametrize("gate", [0.0, 0.5])
+def test_traced_with_gradients(gate):
+    layer, x = AAConv2d(6, 12, 3, groups=3, size=5, qk_norm=True, **FEW).eval(), torch.randn(2, 6, 5, 5)
+    nn.init.constant_(layer.gate, gate)
+    traced = torch.jit.trace(layer, x)
+    torch.testing.assert_close(traced(x), layer(x))
+    gradients = [torch.autograd.grad(one(x).square().sum(), [*layer.parameters()]) for one in (traced, layer)]
+    for got, want in zip(*gradients, strict=True):
+        torch.testing.assert_close(got, want)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("strict", [False, True])
 def test_exported(strict):

@@ -1,5 +1,6 @@
 """A network starts from all that a file of weights should have, or not at all."""
 
+import re
 from dataclasses import replace
 
 import pytest
@@ -143,6 +144,13 @@ def test_our_own_networks_start_from_the_files_of_runs(name, save):
     network = started(Model(name), save(tensors, "run"), size=32)
     weight = next(key for key in tensors if key.endswith("weight"))
     assert torch.equal(network.state_dict()[weight], tensors[weight])
+
+
+def test_a_file_with_tensors_of_another_size_is_refused(save, whole):
+    name = next(name for name, tensor in whole.items() if tensor.dim() == 4)
+    file = save(whole | {name: whole[name][1:]}, "other")
+    with pytest.raises(ValueError, match=f"^{re.escape(str(file))} does not fit {SMALL}: .*size mismatch for {name}"):
+        started(Model(SMALL), file)
 
 
 def test_a_file_without_tensors_is_refused(save):

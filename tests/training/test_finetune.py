@@ -129,6 +129,13 @@ def test_the_backbone_stays_as_it_is_while_it_is_frozen(weights):
             assert {"conv1.0.weight", "bn1.running_mean", "layer4.0.conv1.gate"} <= changed
 
 
+def test_one_class_is_nothing_to_learn(weights, photos, tmp_path):
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "dark").symlink_to(photos / "dark")
+    with pytest.raises(ValueError, match=r"has one class, dark: at least two"):
+        finetune_recipe(str(weights), str(tmp_path), Start(where=LAST_STAGE))
+
+
 def test_weights_of_a_file_are_what_training_starts_from(weights, photos):
     recipe = finetune_recipe(str(weights), str(photos), Start(where=LAST_STAGE), {"size": 64})
     assert recipe.model.options["pretrained_cfg_overlay"] == {"file": str(weights), "sha256": short_sha256(weights)}

@@ -158,7 +158,7 @@ def _output(model: nn.Module, shape: Sequence[int]) -> Any:
 
 def _check_same(folder: Path, model: nn.Module, config: dict[str, Any]) -> None:
     """A ValueError unless the folder gives the network back."""
-    hint = f"{config['model_args']['base']} was built with other keywords: pass them as options={{...}}"
+    hint = f"if the network is {config['model_args']['base']} with other keywords, pass them as options={{...}}"
     try:
         check_loads(folder, model)
     except ValueError as error:

@@ -25,7 +25,8 @@ def add_gated(convolved: Tensor, attended: Tensor, gate: Tensor, *, training: bo
     if training:
         return total
     exact = torch.where(gate == 0, convolved, total)
-    if not torch.is_grad_enabled() or is_exporting():
+    # torch.jit.trace traces with gradients and checks without: both must be one graph.
+    if is_exporting() or not (torch.is_grad_enabled() or torch.jit.is_tracing()):
         return exact
     return _with_gradient_of(total, exact)
 

@@ -94,10 +94,12 @@ def check_loaded(network: nn.Module, loads: list[Load], file: str | Path, base: 
         needed = [name for name, tensor in one.tensors.items() if id(tensor) in used and _counts(name, tensor, one)]
         missing = [name for name in needed if name in one.missing]
         if missing:
-            raise ValueError(
-                f"{file} does not fit {base}: it has {len(needed) - len(missing)} of the {len(needed)} tensors before "
-                f"the head, not {missing[0]}; name a file of {base}'s own weights with --pretrained FILE"
-            )
+            has = f"it has {len(needed) - len(missing)} of the {len(needed)} tensors before the head, not {missing[0]}"
+            raise ValueError(misfit(file, base, has))
+
+
+def misfit(file: str | Path, base: str, why: str) -> str:
+    return f"{file} does not fit {base}: {why}; name a file of {base}'s own weights with --pretrained FILE"
 
 
 def _counts(name: str, tensor: Tensor, load: Load) -> bool:

@@ -15,7 +15,7 @@ from ..utils.distributed import World
 from ..utils.errors import one_line
 from ..utils.hub_access import hub_weights
 from ..utils.weights_folder import weights_folder
-from .pretrained_file import check_loaded, file_of, watching_loads, with_weights
+from .pretrained_file import check_loaded, file_of, misfit, watching_loads, with_weights
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,8 @@ class Task(ABC):
         except (MemoryError, ConnectionError):
             raise
         except Exception as error:  # each network has errors of its own
+            if file is not None and "size mismatch" in str(error):
+                raise ValueError(misfit(file, base, one_line(error))) from None
             given = str(model.options)[:200]
             raise ValueError(f"{model.name[:80]} cannot be built with {given}: {one_line(error)}") from None
         if file is not None:

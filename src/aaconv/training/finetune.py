@@ -57,6 +57,9 @@ def finetune_recipe(
     name, start = _named(model, start)
     data = str(Path(data).resolve()) if Path(data).is_dir() else data  # a run is looked at from anywhere
     images = open_dataset(data, changes.get("data_dir"), "train")
+    if len(images.classes) < 2:
+        found = ", ".join(images.classes)[:80]
+        raise ValueError(f"{data} has one class, {found}: at least two with images in them are needed to tell apart")
     size = changes.get("size") or _own_size(name)
     if start.where == LAST_STAGE:
         start = replace(start, where=tuple(_last_stage(name, size)))
