@@ -76,6 +76,26 @@ def test_either_kernel_goes_with_the_packed_ones(forward, launched, monkeypatch)
 
 
 @interpreted
+@pytest.mark.usefixtures("bfloat16")
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # of weights that are done again
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("table", [1, 2])
+def test_few_heads_with_large_relative_logits(table, dtype, launched, monkeypatch):
+    """The packed backward takes the log-sum-exp of a forward that rounds relative logits as `pack` does."""
+    monkeypatch.setattr(triton_plan, "SMALL_KERNELS", triton_plan.SMALL_KERNELS[:1])
+    inputs = random_inputs(2, 5, 6, 2, 20, 3)
+    inputs[0][..., :40] = 1
+    inputs[table][:] = 1000 / 20**0.5
+    exact = output_and_gradients(eager.attend, inputs, torch.float64, 2, 20)
+    fused = output_and_gradients(triton_backend.attend, inputs, dtype, 2, 20)
+    assert launched[:2] == [triton_plan.SMALL_KERNELS[0], "pack"]
+    keys, values = slice(40, 80), slice(80, None)  # those of the queries are products with a large table
+    for part in (keys, values):
+        error = (fused[1] - exact[1])[..., part].abs().max()
+        assert error <= 4 * torch.finfo(dtype).eps * exact[1][..., part].abs().max()
+
+
+@interpreted
 @pytest.mark.parametrize("queries", [16, 32, 64])
 @pytest.mark.parametrize("keys", [16, 32, 64])
 def test_tiles_change_nothing_but_the_speed(queries, keys, monkeypatch):

@@ -127,9 +127,9 @@ class Plan:
         if self.is_small:
             sizes |= _small_layout(self.width, depth, value_depth, backward) | {"TAKE_OFF": dtype == torch.float16}
             # As many programs a head as fill the GPU, at most one for every tile of queries; one for all gradients.
-            tile, self.splits = self.tile(self._small_kernel), 1
-            most = 1 if backward else ceil_div(self.height * sizes["LINE"], tile.queries)
-            self.parts = min(most, max(tile.parts, at_a_time // max(1, self.image_heads)))
+            self.splits = 1
+            most = 1 if backward else ceil_div(self.height * sizes["LINE"], self.tile(self._small_kernel).queries)
+            self.parts = min(most, max(1, at_a_time // max(1, self.image_heads)))
         sizes |= {"SPLITS": self.splits, "PARTS": self.parts}
         self.partial_shape, self.partial_sums = self._partial_sums(num_heads if table_dimensions == 3 else None, depth)
 

@@ -67,6 +67,7 @@ def relative_logits(
     column = tl.arange(0, LINE)
     depth = tl.arange(0, DEPTH)
     by_offset = tl.dot(q, tl.trans(vectors_w)) * KEY_SCALE
+    by_offset = by_offset.to(q.dtype).to(tl.float32)  # as `pack` rounds them, whose backward takes our log-sum-exp
     columns = tl.where((column < W)[None, :], skew(by_offset, ix, column, W), OUTSIDE)
     by_offset = tl.dot(q, tl.trans(vectors_h)) * KEY_SCALE
     queries = ()

@@ -22,8 +22,6 @@ class Tile(NamedTuple):
     warps: int
     stages: int
     registers: int | None = None
-    parts: int = 1
-    """Programs that share the queries of a head of a small map; more where the GPU would be idle."""
 
 
 class Traits(NamedTuple):
