@@ -12,7 +12,7 @@ from support.compiled_kernels import DISASSEMBLER, accesses_of_pixels, code, pla
 
 KERNELS = list(triton_plan.SMALL_KERNELS)
 SHAPES = [(2, 7, 7, 8, 20, 6), (2, 8, 8, 8, 20, 8), (2, 14, 14, 8, 20, 3), (2, 16, 16, 8, 20, 4)]
-WIDEST = (2, 16, 16, 8, 32, 14)
+WIDEST = (2, 16, 16, 8, 24, 14)
 pytestmark = [pytest.mark.usefixtures("small_kernels"), pytest.mark.filterwarnings("ignore::UserWarning")]
 
 
@@ -74,11 +74,14 @@ def test_an_a100_and_a_card_with_99_kib_of_shared_memory_are_enough(kernel, shap
     ("shape", "dtype", "small"),
     [
         ((2, 16, 16, 8, 20, 3), torch.bfloat16, True),
-        ((2, 16, 16, 8, 32, 14), torch.float16, True),
+        ((2, 16, 16, 8, 24, 14), torch.float16, True),
+        ((2, 8, 8, 8, 32, 14), torch.float16, True),
+        ((2, 9, 8, 8, 25, 14), torch.float16, False),
+        ((2, 8, 9, 8, 25, 14), torch.float16, False),
         ((2, 1, 1, 1, 1, 1), torch.bfloat16, True),
         ((2, 17, 2, 8, 20, 3), torch.bfloat16, False),
         ((2, 2, 17, 8, 20, 3), torch.bfloat16, False),
-        ((2, 14, 14, 8, 33, 3), torch.bfloat16, False),
+        ((2, 7, 7, 8, 33, 3), torch.bfloat16, False),
         ((2, 14, 14, 8, 20, 15), torch.bfloat16, False),
         ((2, 14, 14, 8, 20, 3), torch.float32, False),
     ],
@@ -118,7 +121,8 @@ def test_one_kernel_does_it_with_shared_tables(tables, monkeypatch):
 
 @pytest.mark.parametrize("depth", range(1, triton_plan.SMALL_DEPTH + 1))
 def test_rows_have_room_beside_a_head(depth):
-    sizes = plan((2, 14, 14, 8, depth, 3), torch.bfloat16).constants
+    side = 14 if depth <= triton_plan.LARGER_DEPTH else 8
+    sizes = plan((2, side, side, 8, depth, 3), torch.bfloat16).constants
     assert depth <= sizes["ROWS_AT"]
     assert sizes["ROWS_AT"] + sizes["GROUP"] <= sizes["DEPTH"]
     assert depth <= sizes["MAIN"] + sizes["REST"]

@@ -15,6 +15,8 @@ SMALL_KERNELS = ("attend_small_forward", "attend_small_backward")
 """Those that take the place of the packed ones on small maps; a sweep leaves some out."""
 SMALL_SIDE, SMALL_DEPTH, SMALL_VALUE_DEPTH = 16, 32, 14
 """Largest map and head for them: relative offsets fit into 32, and two ones stand beside the values in 16."""
+LARGER_DEPTH = 24
+"""Largest head on maps of more than 8 x 8: deeper ones would go to memory by the kilobyte (sm_90, 16 x 16)."""
 HEADS_ON_A_MULTIPROCESSOR = 1
 """At least so many of a small map have their backward in one program each: fewer leave the GPU idle for too long."""
 
@@ -237,7 +239,8 @@ def is_wide(depth: int, value_depth: int, dtype: torch.dtype, has_tables: bool) 
 
 def is_small(height: int, width: int, depth: int, value_depth: int, dtype: torch.dtype, table_dimensions: int) -> bool:
     """Whether a program has room for all keys of a head, so that nothing is packed: see triton_small_kernels."""
-    fits = max(height, width) <= SMALL_SIDE and depth <= SMALL_DEPTH and value_depth <= SMALL_VALUE_DEPTH
+    most = SMALL_DEPTH if max(height, width) <= 8 else LARGER_DEPTH
+    fits = max(height, width) <= SMALL_SIDE and depth <= most and value_depth <= SMALL_VALUE_DEPTH
     return fits and dtype != torch.float32 and table_dimensions == 2
 
 
