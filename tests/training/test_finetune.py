@@ -189,6 +189,26 @@ def test_the_command_writes_network_report_page_and_onnx(weights, photos, tmp_pa
     again = timm.create_model(f"local-dir:{run}", pretrained=True).eval()
     x = torch.randn(1, 3, 64, 64)
     assert torch.equal(again(x), load_model(run, weights="last").model(x))
+    assert torch.equal(load_model(run).model(x), loaded.model(x))  # what was evaluated and exported
+
+
+def test_a_run_that_may_stop_early_hands_out_its_best_epoch(tmp_path, monkeypatch):
+    values = {"patience": iter([10.0, 30.0, 20.0]), "none": iter([10.0, 30.0, 20.0])}
+    for name, patience in (("patience", 1), ("none", None)):
+        monkeypatch.setattr(
+            Trainer, "_evaluate", lambda self, name=name: {"loss": 1.0, "top1": next(values[name]), "top5": 100.0}
+        )
+        train_recipe(tiny(epochs=3, patience=patience, ema=0.5), tmp_path / name, device="cpu")
+
+    def same(run, which):
+        one, other = load_model(run).model.state_dict(), load_model(run, weights=which).model.state_dict()
+        return all(torch.equal(one[key], other[key]) for key in one)
+
+    assert same(tmp_path / "patience", "best")
+    assert not same(tmp_path / "patience", "ema")
+    assert load_model(tmp_path / "patience").metrics["top1"] == 30.0
+    assert same(tmp_path / "none", "ema")
+    assert load_model(tmp_path / "none").metrics["top1"] == 20.0
 
 
 def test_train_takes_a_network_and_data_without_a_recipe(weights, photos, capsys):

@@ -79,7 +79,7 @@ def export_weights(
             "evaluated_on": environment(where)["device"],
             **origin,
             # "best" was chosen by the images it is evaluated on here: a reader should know.
-            "weights": str(weights or default_weights(source)),
+            "weights": str(weights or default_weights(source, recipe)),
             "sha256": hashlib.sha256(data).hexdigest(),
         }
         write_json(path.with_suffix(".json"), about)

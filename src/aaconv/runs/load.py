@@ -121,7 +121,8 @@ def load_model(
     """The network of a run folder, of a folder that save_model wrote, or one by its registered name, which hf-hub:
     before owner/name makes one on the hub; or one in hand (`TrainedModel.of` says more of it).
 
-    weights      of a run: last, best or ema; by default ema where there is one, else last. Or a file, of tensors only
+    weights      of a run: last, best or ema; by default best where it stopped early or could have (`patience`), else
+        ema where there is one, else last. Or a file, of tensors only
     pretrained   of a name: with its own weights, ours or timm's
     options, num_classes   of a name: what it is built with
     augment      of a name: what aaconv.augment does to it, `where` and its other keywords
@@ -151,7 +152,7 @@ def _load_run(run: Path, weights: str | Path | None, device: torch.device | str)
     recipe, config = recipes.load(run / RECIPE), read_config(run)
     info = data_info_of(config, run / CONFIG)
     model = create_task(recipe).build(info)
-    weights = weights or default_weights(run)
+    named, weights = weights, weights or default_weights(run, recipe)
     file = run / WEIGHTS[weights] if weights in WEIGHTS else Path(weights)
     if weights in WEIGHTS and not file.is_file():
         there = [name for name, path in WEIGHTS.items() if (run / path).is_file()]
@@ -160,7 +161,7 @@ def _load_run(run: Path, weights: str | Path | None, device: torch.device | str)
     fill(model, file)
     with naming_the_way_out(run):
         metrics = read_summary(run) if (run / SUMMARY).is_file() else None
-    return TrainedModel(
+    loaded = TrainedModel(
         model=model.to(device).eval(),
         recipe=recipe,
         classes=info.classes,
@@ -175,6 +176,7 @@ def _load_run(run: Path, weights: str | Path | None, device: torch.device | str)
         interpolation=config["pretrained_cfg"].get("interpolation") or INTERPOLATION,
         trained=True,
     )
+    return loaded if named else measured(loaded, str(weights))
 
 
 def _load_named(

@@ -55,9 +55,13 @@ def check_finished(run: str | Path) -> None:
         raise ValueError(f"{run} is not finished; resume it: aaconv train --resume {run}")
 
 
-def default_weights(run: str | Path) -> str:
-    """Which of a run's weights are taken where none are named: their moving average, where there is one."""
-    return "ema" if (Path(run) / WEIGHTS["ema"]).is_file() else "last"
+def default_weights(run: str | Path, recipe: Recipe) -> str:
+    """Which of a run's weights are taken where none are named: those of the best epoch where the recipe stops when
+    nothing gets better, because it trains beyond that epoch to know; else their moving average, where there is one."""
+    there = {name for name, file in WEIGHTS.items() if (Path(run) / file).is_file()}
+    if recipe.patience is not None and "best" in there:
+        return "best"
+    return "ema" if "ema" in there else "last"
 
 
 def is_finished(run: str | Path) -> bool:
