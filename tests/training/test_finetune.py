@@ -23,7 +23,7 @@ from aaconv.training.finetune import LAST_STAGE, finetune_recipe
 from aaconv.training.learner import Learner
 from aaconv.training.optimize import make_optimizer, make_schedule, rate_of
 from aaconv.training.running_sums import RunningSums
-from aaconv.training.trainer import Trainer, resume
+from aaconv.training.trainer import Stopped, Trainer, resume
 from aaconv.training.trainer import train as train_recipe
 from aaconv.utils import hub_access
 from aaconv.utils.distributed import World
@@ -298,3 +298,17 @@ def test_a_resumed_run_is_the_same_to_the_bit(weights, photos, tmp_path, monkeyp
             safetensors.torch.load_file(tmp_path / run / f"{name}.safetensors") for run in ("whole", "stopped")
         )
         assert all(torch.equal(first[key], second[key]) for key in first)
+
+
+def test_a_stopped_run_says_how_to_get_its_pages(weights, photos, tmp_path, capsys, monkeypatch):
+    def stop(run, recipe, **how):
+        raise Stopped(2, "stopped")
+
+    monkeypatch.setattr("aaconv.training.launch.start", stop)
+    words = ["finetune", str(weights), str(photos), "--run", str(tmp_path / "run"), "--device", "cpu"]
+    with pytest.raises(Stopped):
+        cli.main(words)
+    assert f"aaconv finetune --resume {tmp_path / 'run'}" in capsys.readouterr().err
+    with pytest.raises(Stopped):
+        cli.main([*words, "--no-pages"])
+    assert "--resume" not in capsys.readouterr().err

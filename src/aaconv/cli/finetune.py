@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -38,23 +39,29 @@ aaconv finetune [MODEL DATA | --resume RUN] [--augment WHERE] [--run DIR]
 def _finetune(chosen: argparse.Namespace) -> None:
     from ..recipes.yaml_file import to_yaml
     from ..training import launch
+    from ..training.trainer import Stopped
 
     how = {"device": chosen.device, "tensorboard": chosen.tensorboard, "track": chosen.track}
+    writes_pages = os.environ.get("RANK", "0") == "0" and not chosen.no_pages
     if chosen.resume is not None:
         options = ("pretrained", "augment", "scratch", "dry_run")
         others = {f"--{name.replace('_', '-')}": getattr(chosen, name) for name in options}
         others |= {"MODEL": chosen.network, "--augment.OPTION": chosen.attention, "--run": chosen.folder}
         launch.check_unchanged(given(chosen), others)
-        run = Path(chosen.resume)
-        launch.start(run, None, **how)
+        run, recipe = Path(chosen.resume), None
     else:
         recipe = _recipe(chosen)
         if chosen.dry_run:
             print(to_yaml(recipe), end="")
             return
         run = Path(chosen.folder) if chosen.folder else launch.free_folder(recipe)
+    try:
         launch.start(run, recipe, **how)
-    if os.environ.get("RANK", "0") == "0" and not chosen.no_pages:
+    except Stopped:
+        if writes_pages:
+            print(f"aaconv: or with: aaconv finetune --resume {run}, which writes its pages, too", file=sys.stderr)
+        raise
+    if writes_pages:
         from ..export.finished import finish
 
         finish(run, device=chosen.device)
