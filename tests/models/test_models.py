@@ -9,26 +9,13 @@ import timm
 import torch
 from timm.layers import DropPath
 
-from aaconv.layers.aaconv import AAConv2d
 from aaconv.models import create_model, list_models
 from aaconv.models.aa_wide_resnet import WideResNet
+from support.built_models import augmented, on_meta, parameters
 
 NAMES = [name for name in list_models() if not re.search("retinanet|small", name)]  # they have tests of their own
 SMALLEST = ["plain_resnet18", "cbam_resnet18", "aa_resnet18", "plain_wrn16_4", "bam_wrn16_4", "aa_wrn16_4"]
 SMALLEST += ["plain_mnasnet_075", "aa_mnasnet_075"]
-
-
-def on_meta(name, **options):
-    with torch.device("meta"):
-        return timm.create_model(name, **options)
-
-
-def parameters(model):
-    return sum(p.numel() for p in model.parameters())
-
-
-def augmented(model):
-    return {name: module for name, module in model.named_modules() if isinstance(module, AAConv2d)}
 
 
 def test_every_kind_of_every_network_is_registered():

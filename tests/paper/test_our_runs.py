@@ -83,23 +83,6 @@ def test_measured_map_stands_in_tables_5_and_8(nothing_recorded):
     assert found[5, "ResNet-50", "mAP"].ours is None
 
 
-def test_runs_of_detectors_show_map_by_the_size_of_objects(tmp_path, capsys):
-    (tmp_path / "coco-small").mkdir()
-    for seed, small in enumerate((1.5, 2.5)):
-        record = {"model": "aa_retinanet_resnet50", "name": "mine", "seed": seed, "epochs": 20, "mAP": 9.0}
-        record |= {"mAP_small": small, "mAP_medium": 12.25, "mAP_large": None}
-        (tmp_path / "coco-small" / f"{seed}.json").write_text(json.dumps(record))
-    print_runs_on("coco-small", folder=tmp_path)
-    heading, line = capsys.readouterr().out.splitlines()[:2]
-    assert [word for word in heading.split("  ") if "mAP" in word] == ["mAP", "mAP small", "mAP medium"]
-    assert "2.00 ± 6.35" in line  # t at 97.5 % of one degree of freedom, 12.706, times the standard error of 0.5
-    assert "12.25" in line
-    print_runs_on("coco-small", as_json=True, folder=tmp_path)
-    (run,) = json.loads(capsys.readouterr().out)["runs"]
-    assert run["mAP_small"]["values"] == [1.5, 2.5]
-    assert "mAP_large" not in run
-
-
 def keep(folder, name, seed, top1, dataset="cifar100", called=None, **changes):
     """A record as `aaconv record` keeps it."""
     usual = recipes.get(name)

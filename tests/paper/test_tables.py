@@ -7,7 +7,7 @@ import pytest
 import timm
 
 from aaconv.paper.cells import COUNTED, TRUE_GFLOPS, Cell, cells, compare
-from aaconv.paper.tables import print_tables
+from aaconv.paper.tables import print_runs_on, print_tables
 from aaconv.recipes.paper import TABLES
 
 CANNOT_AGREE = {(4, "MnasNet-1.0", "GFlops"), (4, "MnasNet-1.4", "Params"), (6, "kappa = upsilon = 0.75", "GFlops")}
@@ -99,3 +99,20 @@ def test_printed_tables_hold_every_value_of_the_paper(capsys):
             line = next(line for line in lines if line.startswith(row.name))
             assert all(value in line for value in row.cells.values())
     assert "{" not in printed.replace("{Stage", "")
+
+
+def test_runs_of_detectors_show_map_by_the_size_of_objects(tmp_path, capsys):
+    (tmp_path / "coco-small").mkdir()
+    for seed, small in enumerate((1.5, 2.5)):
+        record = {"model": "aa_retinanet_resnet50", "name": "mine", "seed": seed, "epochs": 20, "mAP": 9.0}
+        record |= {"mAP_small": small, "mAP_medium": 12.25, "mAP_large": None}
+        (tmp_path / "coco-small" / f"{seed}.json").write_text(json.dumps(record))
+    print_runs_on("coco-small", folder=tmp_path)
+    heading, line = capsys.readouterr().out.splitlines()[:2]
+    assert [word for word in heading.split("  ") if "mAP" in word] == ["mAP", "mAP small", "mAP medium"]
+    assert "2.00 ± 6.35" in line  # t at 97.5 % of one degree of freedom, 12.706, times the standard error of 0.5
+    assert "12.25" in line
+    print_runs_on("coco-small", as_json=True, folder=tmp_path)
+    (run,) = json.loads(capsys.readouterr().out)["runs"]
+    assert run["mAP_small"]["values"] == [1.5, 2.5]
+    assert "mAP_large" not in run
