@@ -19,7 +19,8 @@ def recorded():
         settings, rows = record["settings"], record["rows"]
         dtype = getattr(torch, settings["dtype"].removeprefix("torch."))
         for shape in dict.fromkeys(row["shape"] for row in rows):
-            times = {row["variant"]: row["both_ms"]["p50"] for row in rows if row["shape"] == shape}
+            here = [row for row in rows if row["shape"] == shape and "failed" not in row]
+            times = {row["variant"]: row["both_ms"]["p50"] for row in here}
             depths = next((row["key_depth"], row["value_depth"]) for row in rows if row["shape"] == shape)
             if {"triton", "sdpa"} <= set(times):
                 positions = settings.get("positions", True)
