@@ -226,6 +226,7 @@ def test_train_takes_a_network_and_data_without_a_recipe(weights, photos, capsys
     ("words", "message"),
     [
         (["resnet1", "DATA"], "unknown model 'resnet1'; did you mean"),
+        (["nowhere/resnet18.safetensors", "DATA"], "there is no file nowhere/resnet18.safetensors with weights"),
         (["FILE", "nowhere"], "unknown data set or folder 'nowhere'"),
         ([SMALL, "DATA", "--pretrained", "gone.safetensors"], "there is no file gone.safetensors with weights"),
         ([SMALL, "DATA", "--scratch", "--pretrained"], "leave out one"),

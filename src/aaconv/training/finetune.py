@@ -38,6 +38,8 @@ ADAPTED: dict[str, Any] = {
     "precision": "bf16",
 }
 """How a pretrained network is adapted: head and attention, which are new, learn ten times as fast as the rest."""
+FILES_OF_WEIGHTS = (".safetensors", ".pth", ".bin")
+"""How their names end. Not .pt: timm has a beit3_base_patch16_224.pt."""
 
 
 def finetune_recipe(
@@ -93,6 +95,8 @@ def _named(model: str, start: Start) -> tuple[str, Start]:
     """The network's name; a file of weights is called after its network."""
     path = Path(model)
     if not path.is_file():
+        if path.suffix in FILES_OF_WEIGHTS:
+            raise ValueError(f"there is no file {path} with weights; name one that is there, or a model of timm's")
         check_name(model)
         return model, start
     name = path.name.removesuffix(path.suffix)
