@@ -7,6 +7,7 @@ import torch
 
 from aaconv.benchmark import accelerate, attention, layer, model, table2, train
 from aaconv.benchmark.switches import VARIABLES, read_switches, restoring_switches
+from aaconv.utils.compiled_graphs import keep_all_graphs, keeps_all_graphs
 
 SMALL = {
     "accelerate": lambda: accelerate.run(
@@ -32,6 +33,7 @@ def flip():
     torch.backends.cudnn.deterministic = not torch.backends.cudnn.deterministic
     torch.backends.cudnn.allow_tf32 = not torch.backends.cudnn.allow_tf32
     torch._inductor.config.cpp_wrapper = not torch._inductor.config.cpp_wrapper
+    keep_all_graphs(not keeps_all_graphs())
     for name in VARIABLES:
         os.environ[name] = "flipped"
 

@@ -25,6 +25,8 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from ..utils.compiled_graphs import keep_all_graphs
+
 Call = Callable[[], object]
 Key = TypeVar("Key")
 
@@ -114,6 +116,7 @@ def compile_apart(function: Callable[..., Tensor], **options: Any) -> Callable[.
     code, closure = function.__code__.replace(), function.__closure__
     own = types.FunctionType(code, function.__globals__, function.__name__, function.__defaults__, closure)
     own.__kwdefaults__ = function.__kwdefaults__
+    keep_all_graphs()
     return torch.compile(own, dynamic=False, **options)
 
 

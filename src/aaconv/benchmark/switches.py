@@ -8,6 +8,8 @@ from typing import Any
 import torch
 import torch._inductor.config as inductor
 
+from ..utils.compiled_graphs import keep_all_graphs, keeps_all_graphs
+
 VARIABLES = ("KINETO_LOG_LEVEL", "CUBLAS_WORKSPACE_CONFIG")
 
 Switch = tuple[Callable[[], Any], Callable[[Any], object]]
@@ -24,6 +26,7 @@ _SWITCHES: dict[str, Switch] = {
     "matmul precision": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     "deterministic algorithms": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
     **{f"cudnn.{name}": _of_cudnn(name) for name in ("benchmark", "deterministic", "allow_tf32")},
+    "all graphs kept on the disk": (keeps_all_graphs, keep_all_graphs),
     "kernels launched from C++": (lambda: inductor.cpp_wrapper, lambda value: launch_from_cpp(value)),
 }
 

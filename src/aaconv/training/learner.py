@@ -10,6 +10,7 @@ from torch import nn
 from ..data.base_loader import mix
 from ..recipes.recipe import Recipe
 from ..tasks.task import Task
+from ..utils.compiled_graphs import keep_all_graphs
 from ..utils.distributed import World, communicating
 from ..utils.precision import autocast
 from ..utils.weights import Tensors
@@ -43,6 +44,7 @@ class Learner:
         self.model = model.to(world.device, memory_format=layout)  # type: ignore[call-overload]
         self.ema = ModelEmaV3(self.model, decay=recipe.ema) if recipe.ema is not None else None
         if recipe.compile != "off":
+            keep_all_graphs()
             self.model.compile(mode=None if recipe.compile == "default" else recipe.compile, dynamic=False)
         self.net = world.wrap(self.model)
         self.optimizer = make_optimizer(recipe, self.model)

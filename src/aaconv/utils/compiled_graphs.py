@@ -1,0 +1,21 @@
+"""What torch.compile keeps on the disk, so that the next process does not compile it again."""
+
+import torch._functorch.config as functorch
+
+_SWITCH = "autograd_cache_allow_custom_autograd_functions"
+
+
+def keeps_all_graphs() -> bool:
+    return getattr(functorch, _SWITCH, False)
+
+
+def keep_all_graphs(on: bool = True) -> None:
+    """Keep compiled graphs with an autograd.Function as well, from now on; networks that pool before attention have
+    one. By default torch keeps the kernels of such a graph alone, and makes the rest again in every process.
+
+    A graph is looked up by what it computes, both passes of such a function included, so a changed one is compiled
+    anew (a test holds it). The switch has no public name but TORCHINDUCTOR_AUTOGRAD_CACHE_ALLOW_CUSTOM_AUTOGRAD, a
+    variable that torch reads when it is imported; where that is set, it has the last word.
+    """
+    if hasattr(functorch, _SWITCH):
+        setattr(functorch, _SWITCH, on)
