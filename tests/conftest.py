@@ -10,7 +10,7 @@ import torch
 from aaconv.attention import triton_plan
 from support.detection_data import make_coco
 from support.interpreted_bfloat16 import teach_bfloat16
-from support.interpreter import share_of_this_process
+from support.interpreter import INTERPRETED, round_products_once, share_of_this_process
 
 GPU = Path(__file__).parent / "gpu"
 SLOW_FIXTURES = {"used"}
@@ -41,6 +41,13 @@ def _forget_compiled():
     yield
     if "torch._dynamo" in sys.modules:
         torch._dynamo.reset()
+
+
+@pytest.fixture(scope="session", autouse=INTERPRETED)
+def _products_of_any_cpu():
+    with pytest.MonkeyPatch.context() as patch:
+        round_products_once(patch)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -8,9 +8,11 @@ import subprocess
 import sys
 from importlib.metadata import version
 
+import numpy as np
 import pytest
 
 PART = "AACONV_INTERPRETED_PART"
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def run_interpreted(file, part, parts):
@@ -30,3 +32,19 @@ def share_of_this_process(items):
         return None
     part, parts = map(int, os.environ[PART].split("/"))
     return items[part::parts]
+
+
+def round_products_once(monkeypatch):
+    """Sum the products of float32 in float64. The interpreter leaves them to numpy, whose BLAS sums in an order that
+    the CPU and the shape of a tile decide: on some CPUs other tiles give other digits."""
+    from triton.runtime.interpreter import InterpreterBuilder, TensorHandle
+
+    plain = InterpreterBuilder.create_dot
+
+    def dot(self, a, b, total, *rest):
+        if total.data.dtype != np.float32:
+            return plain(self, a, b, total, *rest)
+        product = np.matmul(a.data, b.data, dtype=np.float64).astype(np.float32)
+        return TensorHandle(product + total.data, total.dtype.scalar)
+
+    monkeypatch.setattr(InterpreterBuilder, "create_dot", dot)

@@ -158,8 +158,9 @@ def test_a_killed_data_worker_is_one_line_and_loses_nothing(of_files, run, tmp_p
         assert process.wait(timeout=60) == 2
     text = (tmp_path / "log").read_text()
     (line,) = [line for line in text.splitlines() if line.startswith("aaconv: error: ")]
-    # Its signal or the end of its pipe, whichever torch sees first.
-    reason = r"\((DataLoader worker \(pid \d+\) is killed by signal: Killed|its pipe has ended)\); "
+    # Its signal, its end or that of its pipe, whichever torch sees first.
+    by_signal, at_all = r"\(pid \d+\) is killed by signal: Killed", r"\(pid\(s\) \d+\) exited unexpectedly"
+    reason = rf"\((DataLoader worker ({by_signal}|{at_all})|its pipe has ended)\); "
     assert re.match(rf"aaconv: error: a data worker has died, most often because memory ran out {reason}", line)
     assert f"the last good checkpoint is {run}/checkpoints/step-" in line
     assert f"resume with: aaconv train --resume {run}" in line
