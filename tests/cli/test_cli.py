@@ -38,7 +38,7 @@ COMMANDS = (
     ),
     *("plot", "data", "export", "push", "convert", "bench", "doctor", "completion"),
 )
-BELOW = {"bench": ("layer", "attention", "model", "accelerate", "table2", "train"), "data": ("preview",)}
+BELOW = {"bench": ("layer", "attention", "model", "accelerate", "table2", "train", "all"), "data": ("preview",)}
 PATHS = [(command,) for command in COMMANDS] + [(first, word) for first, words in BELOW.items() for word in words]
 WITHOUT_TORCH = [
     ["--help"],
@@ -135,9 +135,8 @@ def test_version(capsys):
 
 def test_a_command_is_needed(capsys):
     assert "a command is missing: one of demo, recipes, train, " in error_of(capsys)
-    assert "a benchmark is missing: one of layer, attention, model, accelerate, table2, train; see" in error_of(
-        capsys, "bench"
-    )
+    missing = "a benchmark is missing: one of layer, attention, model, accelerate, table2, train, all; see"
+    assert missing in error_of(capsys, "bench")
 
 
 @pytest.mark.parametrize(
@@ -191,7 +190,7 @@ def test_wrong_values_are_explained(arguments, hint, capsys):
 
 
 @without_gpu
-@pytest.mark.parametrize("benchmark", ["attention", "model", "accelerate", "table2"])
+@pytest.mark.parametrize("benchmark", ["attention", "model", "accelerate", "table2", "all"])
 def test_gpu_benchmarks_say_that_they_need_one(benchmark, capsys):
     assert f"bench {benchmark} needs a GPU" in error_of(capsys, "bench", benchmark)
 

@@ -3,7 +3,7 @@
 import argparse
 from typing import Any
 
-from .parsing import Parser, one_of, positive
+from .parsing import Parser, not_negative, one_of, positive
 
 VARIANTS = ("triton", "sdpa", "eager", "compiled", "bias", "flex", "nopos")
 
@@ -17,6 +17,7 @@ def add_commands(commands: Parser) -> None:
     _add_accelerate(bench)
     _add_table2(bench)
     _add_train(bench)
+    _add_all(bench)
 
 
 def _add_layer(bench: Parser) -> None:
@@ -109,6 +110,27 @@ def _add_train(bench: Parser) -> None:
     _add_common(train)
 
 
+def _add_all(bench: Parser) -> None:
+    about = "every benchmark of the documentation, on a GPU"
+    everything = bench.add("all", _bench_all, about, "--to benchmarks")
+    everything.add_argument(
+        "--to",
+        default="benchmarks",
+        metavar="DIR",
+        help="folder of the results, default: benchmarks; what it has of this commit and GPU is not measured again",
+    )
+    everything.add_argument("--only", nargs="+", metavar="NAME", help="some of them; --list shows all")
+    everything.add_argument(
+        "--side-by-side",
+        type=not_negative,
+        default=4,
+        metavar="N",
+        help="compile N at a time before measuring, default: 4; 0: compile while measuring",
+    )
+    everything.add_argument("--limit", type=positive, metavar="SECONDS", help="stop after so long; the rest is left")
+    everything.add_argument("--list", action="store_true", help="print the commands, and stop")
+
+
 def _add_network(parser: Parser) -> None:
     parser.add_argument("--batch", type=positive, metavar="N", help="batch size, default: 128, on the CPU 2")
     parser.add_argument("--size", type=positive, default=224, metavar="N", help="input size N x N, default: 224")
@@ -175,6 +197,14 @@ def _bench_train(chosen: argparse.Namespace) -> None:
         device=chosen.device,
         rounds=chosen.rounds,
         json_to=chosen.json,
+    )
+
+
+def _bench_all(chosen: argparse.Namespace) -> None:
+    from ..benchmark import everything
+
+    everything.run(
+        chosen.to, only=chosen.only, side_by_side=chosen.side_by_side, limit=chosen.limit, listed=chosen.list
     )
 
 

@@ -2,7 +2,7 @@
 
 import argparse
 
-from .parsing import Parser, one_of, positive, seed
+from .parsing import Parser, not_negative, one_of, positive
 
 
 def add_commands(commands: Parser) -> None:
@@ -24,7 +24,7 @@ def add_commands(commands: Parser) -> None:
         preview.add_argument(f"--{name}", type=fraction, default=0.0, metavar="N", help=f"with it: {what}")
     preview.add_argument("--repeats", type=positive, default=1, metavar="N", help="each image N times, augmented")
     preview.add_argument("--size", type=positive, metavar="N", help="of the augmented images, default: as in training")
-    preview.add_argument("--seed", type=seed, default=0, metavar="N", help="chooses the examples, default: 0")
+    preview.add_argument("--seed", type=not_negative, default=0, metavar="N", help="chooses the examples, default: 0")
 
 
 def fraction(text: str) -> float:

@@ -84,7 +84,7 @@ def positive(text: str) -> int:
     return int(text)
 
 
-def seed(text: str) -> int:
+def not_negative(text: str) -> int:
     if not text.isdecimal():
         raise argparse.ArgumentTypeError(f"expected a whole number, at least 0, got {text!r}")
     return int(text)

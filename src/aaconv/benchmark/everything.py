@@ -1,0 +1,195 @@
+"""`aaconv bench all`: every benchmark of docs/benchmarks.md on a GPU, a JSON file each, all of one commit.
+
+Compiling takes longer than measuring. So the commands run side by side first, what they measure thrown away: torch and
+triton keep what they compile on the disk. Then each runs alone. What is there already, of the same commit and the same
+GPU, is not measured again, so the same line goes on where it was stopped.
+"""
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+
+from ..utils.environment import environment
+from ..utils.files import check_writable
+from ..utils.json_file import read_json
+from .attention import PAPER_SHAPES, WIDE_SHAPES
+from .output import Progress
+
+PAPER_HEADS, WIDE_HEADS = (" ".join(map(str, shapes)) for shapes in (PAPER_SHAPES, WIDE_SHAPES))
+WINDOWS = " ".join(
+    f"32:{side}x{side}:{heads}@{k}" for side in (56, 112) for heads in ("20/3", "32/32") for k in (7, 13)
+)
+COMMANDS = {
+    "attention-{gpu}": f"attention --rounds 3 --variants triton compiled flex --shapes {PAPER_HEADS}",
+    "attention-windows-{gpu}": f"attention --rounds 2 --variants triton flex --shapes {WINDOWS}",
+    "attention-wide-{gpu}": f"attention --rounds 4 --variants triton sdpa bias nopos --shapes {WIDE_HEADS}",
+    "attention-wide-fp16-{gpu}": "attention --precision fp16 --rounds 3 --variants triton sdpa bias nopos --shapes "
+    f"{WIDE_HEADS}",
+    "attention-float32-{gpu}": "attention --precision float32 --rounds 2 --variants triton sdpa --shapes "
+    "128:14x14:20/3 32:32x32:20/2 128:14x14:32/32 1:64x64:64/64:12 16:14x14:128/128:4",
+    "attention-no-positions-{gpu}": "attention --no-positions --rounds 2 --variants triton sdpa --shapes "
+    "128:14x14:20/3 128:14x14:32/32 4:64x64:64/64:12 128:14x14:128/128:4",
+    "resnet50-{gpu}": "model --models plain_resnet50 se_resnet50 aa_resnet50 aa_window_resnet50 --rounds 4",
+    "resnet50-not-compiled-{gpu}": "model --models plain_resnet50 se_resnet50 aa_resnet50 --no-compile",
+    "resnet50-batch1-{gpu}": "model --models plain_resnet50 se_resnet50 aa_resnet50 --batch 1 --infer",
+    "resnet50-160-{gpu}": "model --models plain_resnet50 aa_resnet50 aa_window_resnet50:window=7,num_heads=8 "
+    "aa_window_resnet50:num_heads=8 aa_window_resnet50 --train --size 160",
+    "resnet50-cpp-{gpu}": "model --infer --cpp-wrapper",
+    "wrn28_10-{gpu}": "model --models plain_wrn28_10 aa_wrn28_10 --batch 256 --size 32 --train",
+    "accelerate-{gpu}": "accelerate --rounds 4",
+    "table2": "table2",  # `aaconv table 2` reads this name
+}
+"""File, without its ending, and what follows `aaconv bench`."""
+BENCH = (sys.executable, "-m", "aaconv", "bench")
+
+
+@dataclass(frozen=True)
+class Job:
+    """One command, and where its results go."""
+
+    name: str
+    words: tuple[str, ...]
+    folder: Path
+
+    @property
+    def result(self) -> Path:
+        return self.folder / f"{self.name}.json"
+
+    @property
+    def unfinished(self) -> Path:
+        """Where rows are until the last one is there."""
+        return self.folder / f"{self.name}.unfinished.json"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / f"{self.name}.log"
+
+    def start(self, *words: str, log: Path | None = None) -> subprocess.Popen:
+        with (log or self.log).open("w") as out:
+            return subprocess.Popen(
+                [*BENCH, *self.words, *words], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+            )
+
+
+def run(
+    to: str | Path,
+    *,
+    only: Sequence[str] | None = None,
+    side_by_side: int = 4,
+    limit: float | None = None,
+    listed: bool = False,
+    commands: Mapping[str, str] = COMMANDS,
+    device: torch.device | None = None,
+) -> None:
+    """Measure them into the folder `to`; a SystemExit with status 1 if any is missing at the end.
+
+    only: of the names, which may leave out the GPU's; side_by_side: how many compile at a time, 0: none does before
+    it measures; limit: seconds after which none begins and the running one is ended; listed: print the commands alone;
+    device: what the commands compute on, by default a GPU.
+    """
+    if listed:
+        for name, words in commands.items():
+            print(f"aaconv bench {words}  # {name.format(gpu='GPU')}.json")
+        return
+    here = environment(device or _gpu())
+    jobs = _jobs(commands, only, Path(to), here["device"])
+    Path(to).mkdir(parents=True, exist_ok=True)
+    for job in jobs:
+        check_writable(job.result)
+    done = [job for job in jobs if _is_of(job, here)]
+    waiting = [job for job in jobs if job not in done]
+    progress, began = Progress(), time.monotonic()
+    progress(f"{len(jobs)} benchmarks, {len(done)} of them measured at this commit ({here['commit']})")
+    until = None if limit is None else began + limit
+    if side_by_side and waiting:
+        _compile(waiting, side_by_side, progress, until)
+    failed = [job for job in waiting if not _measure(job, progress, until)]
+    progress(f"{len(jobs) - len(failed)} measured, {len(failed)} missing")
+    if failed:
+        raise SystemExit(1)
+
+
+def _gpu() -> torch.device:
+    if not torch.cuda.is_available():
+        raise ValueError("bench all needs a GPU, and torch finds none; --list prints what it would run")
+    return torch.device("cuda")
+
+
+def _jobs(commands: Mapping[str, str], only: Sequence[str] | None, folder: Path, device: str) -> list[Job]:
+    gpu = "-".join(re.findall(r"[a-z0-9]+", device.lower().removeprefix("nvidia ").removeprefix("geforce ")))
+    known = {name.replace("-{gpu}", ""): name for name in commands}
+    for name in only or ():
+        if name not in known:
+            raise ValueError(f"unknown benchmark {name!r}; choose of {', '.join(known)}")
+    return [
+        Job(full.format(gpu=gpu), tuple(commands[full].split()), folder)
+        for name, full in known.items()
+        if only is None or name in only
+    ]
+
+
+def _is_of(job: Job, here: Mapping[str, Any]) -> bool:
+    """Whether its results are there, measured at this commit on this device with these versions."""
+    try:
+        found = read_json(job.result)
+    except (OSError, ValueError):
+        return False
+    heads = found if isinstance(found, list) else [found]
+    same = ("commit", "device", "torch", "triton")
+    return bool(heads) and all(
+        isinstance(head, dict) and all(head.get("environment", {}).get(key) == here[key] for key in same)
+        for head in heads
+    )
+
+
+def _compile(jobs: Sequence[Job], at_once: int, progress: Progress, until: float | None) -> None:
+    """Run them once, side by side; what fails here fails again, and is told, where it is measured."""
+    progress(f"compiling, {at_once} at a time")
+    with TemporaryDirectory(prefix="aaconv-bench-") as folder:
+        waiting, running = list(jobs), list[subprocess.Popen]()
+        try:
+            while (waiting or running) and not _is_over(until):
+                while waiting and len(running) < at_once:
+                    job = waiting.pop(0)
+                    running.append(job.start("--rounds", "1", log=Path(folder, job.name)))
+                time.sleep(0.1)
+                running = [process for process in running if process.poll() is None]
+        finally:
+            for process in running:
+                process.kill()
+                process.wait()
+
+
+def _measure(job: Job, progress: Progress, until: float | None) -> bool:
+    """Whether it came to its end."""
+    if _is_over(until):
+        progress(f"{job.name}: not begun, the time is over")
+        return False
+    progress(f"{job.name}: aaconv bench {' '.join(job.words)}")
+    process = job.start("--json", str(job.unfinished))
+    try:
+        code = process.wait(None if until is None else max(0.0, until - time.monotonic()))
+    except subprocess.TimeoutExpired:
+        progress(f"{job.name}: ended, the time is over; its rows so far are in {job.unfinished}")
+        return False
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+    if code:
+        progress(f"{job.name}: failed with exit status {code}; see {job.log}")
+        return False
+    job.unfinished.replace(job.result)
+    return True
+
+
+def _is_over(until: float | None) -> bool:
+    return until is not None and time.monotonic() >= until

@@ -1,0 +1,112 @@
+"""bench all: what is measured, what is not measured again, and what is left where it is stopped."""
+
+import json
+import shlex
+
+import pytest
+import torch
+
+from aaconv.benchmark import everything
+from aaconv.cli import _parse
+from aaconv.utils.environment import environment
+
+CPU = torch.device("cpu")
+TINY = "attention --device cpu --shapes 1:2x2:4/2 --variants"
+GPU = "attention-{gpu}"
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture
+def started(monkeypatch):
+    """The commands that were started, in their order."""
+    words, start = [], everything.Job.start
+
+    def noted(job, *more, **options):
+        words.append((job.name, "--json" in more))
+        return start(job, *more, **options)
+
+    monkeypatch.setattr(everything.Job, "start", noted)
+    return words
+
+
+@pytest.fixture(autouse=True)
+def _of_one_commit(monkeypatch):
+    """Also where somebody edits the code as the tests run."""
+    monkeypatch.setenv("AACONV_COMMIT", "abc")
+
+
+def measure(folder, commands, **options):
+    everything.run(folder, commands=commands, device=CPU, **options)
+
+
+def test_each_command_is_compiled_and_then_measured_into_a_file_of_its_own(tmp_path, started, capsys):
+    measure(tmp_path / "new", {GPU: f"{TINY} eager", "other": f"{TINY} sdpa"})
+    device = environment(CPU)["device"]
+    (gpu,) = (path.stem.removeprefix("attention-") for path in (tmp_path / "new").glob("attention-*.json"))
+    assert gpu
+    assert all(word in device.lower() for word in gpu.split("-"))
+    assert started[:2] == [(f"attention-{gpu}", False), ("other", False)]
+    assert started[2:] == [(f"attention-{gpu}", True), ("other", True)]
+    (row,) = json.loads((tmp_path / "new" / "other.json").read_text())["rows"]
+    assert row["variant"] == "sdpa"
+    assert "2 measured, 0 missing" in capsys.readouterr().err
+
+
+def test_what_is_there_of_this_commit_is_not_measured_again(tmp_path, started, monkeypatch):
+    commands = {"one": f"{TINY} eager", "two": f"{TINY} sdpa"}
+    measure(tmp_path, commands, only=["one"], side_by_side=0)
+    first = (tmp_path / "one.json").read_bytes()
+    measure(tmp_path, commands, side_by_side=0)
+    assert started == [("one", True), ("two", True)]
+    assert (tmp_path / "one.json").read_bytes() == first
+    monkeypatch.setenv("AACONV_COMMIT", "def")
+    measure(tmp_path, commands, only=["one"], side_by_side=0)
+    assert started[2:] == [("one", True)]
+    assert json.loads((tmp_path / "one.json").read_text())["environment"]["commit"] == "def"
+
+
+def test_what_fails_is_named_and_the_others_are_measured(tmp_path, capsys):
+    (tmp_path / "bad.json").write_text("older")
+    with pytest.raises(SystemExit) as stopped:
+        measure(tmp_path, {"bad": "attention --device cpu --shapes x", "good": f"{TINY} eager"}, side_by_side=1)
+    assert stopped.value.code == 1
+    said = capsys.readouterr().err
+    assert f"bad: failed with exit status 2; see {tmp_path / 'bad.log'}" in said
+    assert "1 measured, 1 missing" in said
+    assert "a shape is" in (tmp_path / "bad.log").read_text()
+    assert (tmp_path / "bad.json").read_text() == "older"
+    assert (tmp_path / "good.json").exists()
+
+
+def test_a_limit_ends_the_running_command_and_begins_no_other(tmp_path, capsys):
+    long = "attention --device cpu --rounds 1000000 --variants sdpa --shapes 1:4x4:4/2"
+    with pytest.raises(SystemExit):
+        measure(tmp_path, {"long": long, "next": f"{TINY} eager"}, side_by_side=0, limit=8)
+    said = capsys.readouterr().err
+    assert "long: ended, the time is over" in said
+    assert "next: not begun, the time is over" in said
+    assert not list(tmp_path.glob("next*"))
+    assert not (tmp_path / "long.json").exists()
+
+
+def test_unknown_names_are_named(tmp_path):
+    with pytest.raises(ValueError, match=r"unknown benchmark 'two'; choose of attention$"):
+        measure(tmp_path, {GPU: TINY}, only=["two"])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_without_a_gpu_the_list_is_advised(tmp_path):
+    with pytest.raises(ValueError, match="bench all needs a GPU, and torch finds none; --list prints"):
+        everything.run(tmp_path / "new")
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_list_is_of_commands_that_aaconv_takes(capsys):
+    everything.run("", listed=True)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(everything.COMMANDS)
+    for line in lines:
+        program, *words = shlex.split(line, comments=True)
+        assert program == "aaconv"
+        _parse(words)  # or it ends the process
