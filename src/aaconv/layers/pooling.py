@@ -53,14 +53,21 @@ class Halve(torch.autograd.Function):
     def backward(ctx: Any, grad: Tensor) -> Tensor:
         (batch, channels, height, width), (rows_in, columns_in) = grad.shape, ctx.sides
         grads = grad.permute(0, 2, 3, 1)  # channels last: so will be what the compiler has to store in between
-        shares = _share(height, rows_in, grad)[:, None] * _share(width, columns_in, grad)
-        shares = grads * shares[..., None]  # of each pixel of a window
-        # An even pixel was in one window, an odd one also in the next; the last one may not be there.
+        shares = grads * (_share(height, rows_in, grad)[:, None] * _share(width, columns_in, grad))[..., None]
+        shares = F.pad(shares, (0, 0, 0, 1, 0, 1))  # of each pixel of a window; none beyond the last one
+        # as_strided: the compiler stores what that is taken of, and finds the windows by their place. Computed where it
+        # is needed, the sum is too long to be fused with what follows, and is stored instead, four times as large.
+        row, column = shares.stride()[1:3]
+        size, strides = (batch, height, 1, width, 1, channels), (shares.stride(0), row, row, column, column, 1)
+        here, right, below, across = (
+            shares.as_strided(size, strides, place) for place in (0, column, row, row + column)
+        )
+        # An even pixel was in one window, an odd one also in the next.
         odd = torch.arange(2, device=grad.device) == 1
-        after = F.pad(shares, (0, 0, 0, 0, 0, 1))[:, 1:, None]
-        rows = (shares[:, :, None] + torch.where(odd[:, None, None], after, 0)).reshape(batch, -1, width, channels)
-        after = F.pad(rows, (0, 0, 0, 1))[:, :, 1:, None]
-        pixels = (rows[:, :, :, None] + torch.where(odd[:, None], after, 0)).reshape(batch, 2 * height, -1, channels)
+        odd_row, odd_column = odd[:, None, None, None], odd[:, None]
+        pixels = here + torch.where(odd_column, right, 0) + torch.where(odd_row, below, 0)
+        pixels = pixels + torch.where(odd_row & odd_column, across, 0)
+        pixels = pixels.reshape(batch, 2 * height, 2 * width, channels)
         return pixels[:, :rows_in, :columns_in].to(grad.dtype).permute(0, 3, 1, 2)
 
 
