@@ -142,16 +142,54 @@ def test_channels_are_made_up_where_they_cost_nothing(convolved, channels, liked
     assert likes_more_channels(torch.nn.Conv2d(4, convolved, 3), channels) == liked
 
 
-def test_the_way_of_a_gpu_compiles_as_one_graph():
-    class Around(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.conv = torch.nn.Conv2d(6, 56, 3, padding=1)
+class Around(torch.nn.Module):
+    """What a layer does on a GPU."""
 
-        def forward(self, x, attended):
-            assert likes_more_channels(self.conv, 64)
-            return convolve_around(self.conv, x, attended)
+    def __init__(self, bias=True):
+        super().__init__()
+        self.conv = torch.nn.Conv2d(6, 56, 3, padding=1, bias=bias)
 
-    module, x, attended = Around(), torch.randn(2, 6, 5, 7), torch.randn(2, 8, 5, 7)
-    compiled = torch.compile(module, fullgraph=True, backend="aot_eager")
-    torch.testing.assert_close(compiled(x, attended), torch.cat([module.conv(x), attended], 1))
+    def forward(self, x, attended):
+        assert likes_more_channels(self.conv, 64)
+        return convolve_around(self.conv, x, attended)
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_the_way_of_a_gpu_compiles_as_one_graph(bias, layout, autocast, dynamic):
+    """And what is written over the convolution's channels leaves their weights without a gradient."""
+    module = Around(bias)
+    x, attended = (torch.randn(2, c, 5, 7).to(memory_format=layout).requires_grad_() for c in (6, 8))
+    compiled = torch.compile(module, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    seed, found = torch.randn(2, 64, 5, 7), []
+    for convolve in (compiled, lambda x, attended: torch.cat([module.conv(x), attended.to(x.dtype)], 1)):
+        with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
+            out = convolve(x, attended).float()
+        found.append((out, *torch.autograd.grad(out, [x, attended, *module.parameters()], seed)))
+    for ours, theirs in zip(*found, strict=True):
+        assert ours.dtype == theirs.dtype == torch.float32
+        torch.testing.assert_close(ours, theirs, **({"rtol": 0.02, "atol": 0.02} if autocast else {}))
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_in_compiled_training_only_the_attentions_channels_are_written(monkeypatch, caplog):
+    """A copy into some channels is a pass over all of them, forward and backward; theirs alone is less to move."""
+    from torch._inductor import compile_fx, metrics
+    from torch._inductor.utils import fresh_inductor_cache
+
+    caplog.set_level("INFO", compile_fx.inductor_metrics_log.name)  # or bytes are not counted
+    x, attended = (torch.randn(2, c, 16, 16).to(memory_format=torch.channels_last) for c in (6, 8))
+    moved = []
+    for exporting in (False, True):  # exports do as torch does
+        torch._dynamo.reset()
+        metrics.reset()
+        monkeypatch.setattr(convolution, "is_exporting", lambda exporting=exporting: exporting)
+        compiled = torch.compile(Around(), dynamic=False)
+        with fresh_inductor_cache():
+            compiled(x.requires_grad_(), attended.requires_grad_()).relu().sum().backward()
+        moved.append(metrics.num_bytes_accessed)
+    written = 2 * 64 * 16 * 16 * 4  # bytes of the result
+    assert moved[1] - moved[0] >= 2 * written

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from aaconv.layers import pooling
-from aaconv.layers.pooling import Halve, average, resize
+from aaconv.layers.pooling import Enlarge, Halve, average, resize
 
 SIZES = [((7, 7), (14, 14)), ((4, 5), (7, 10)), ((1, 3), (1, 5)), ((5, 6), (5, 6)), ((6, 9), (3, 4))]
 
@@ -31,6 +31,41 @@ def test_bfloat16_is_as_good_as_torchs():
     assert ours.dtype == torch.bfloat16
     torchs = F.interpolate(x, (28, 28), mode="bilinear")
     assert (ours - exact).abs().max() <= 2 * (torchs - exact).abs().max()
+
+
+@pytest.mark.parametrize(("old", "new"), [*SIZES, ((1, 1), (2, 2)), ((2, 3), (4, 6)), ((3, 2), (6, 3))], ids=str)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_what_is_enlarged_by_the_compiler_has_the_gradient_of_torchs(old, new, layout):
+    torch.manual_seed(0)
+    x = torch.randn(2, 3, *old, dtype=torch.float64).to(memory_format=layout).requires_grad_()
+    ours, torchs = Enlarge.apply(x, new), F.interpolate(x, new, mode="bilinear")
+    grad = torch.randn_like(torchs)
+    assert torch.equal(ours, torchs)
+    torch.testing.assert_close(*(torch.autograd.grad(out, x, grad)[0] for out in (ours, torchs)))
+    assert torch.autograd.gradgradcheck(lambda x: Enlarge.apply(x, new), x)
+
+
+@pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize(("old", "new"), SIZES[:2], ids=str)
+def test_a_compiled_map_is_enlarged_as_one_graph(old, new, dynamic):
+    x, found = torch.randn(2, 3, *old, requires_grad=True), []
+    compiled = torch.compile(resize, fullgraph=True, backend="aot_eager", dynamic=dynamic)
+    for function in (compiled, resize):
+        out = function(x, new)
+        found.append((out, *torch.autograd.grad(out.square().sum(), x)))
+    torch.testing.assert_close(*found)
+
+
+def test_the_gradient_of_a_doubled_map_is_as_good_as_torchs_in_bfloat16():
+    torch.manual_seed(0)
+    x = torch.randn(2, 8, 14, 14, dtype=torch.bfloat16, requires_grad=True)
+    grad, exact = torch.randn(2, 8, 28, 28, dtype=torch.bfloat16), x.detach().double().requires_grad_()
+    (truth,) = torch.autograd.grad(F.interpolate(exact, (28, 28), mode="bilinear"), exact, grad.double())
+    errors = []
+    for out in (Enlarge.apply(x, (28, 28)), F.interpolate(x, (28, 28), mode="bilinear")):
+        (found,) = torch.autograd.grad(out, x, grad)
+        errors.append((found - truth).abs().max())
+    assert errors[0] <= 2 * errors[1]
 
 
 def test_the_weights_are_kept_and_can_be_trained_through_after_inference_mode():

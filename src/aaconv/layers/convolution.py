@@ -1,7 +1,7 @@
 """The convolution beside the attention: with fewer output channels than it was made with, or computed with more."""
 
 import copy
-from typing import TypeGuard, TypeVar
+from typing import Any, TypeGuard, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..attention.torch_state import is_captured, stream_of
+from .tracing import is_exporting
 
 Conv = TypeVar("Conv", bound=nn.Conv1d | nn.Conv2d)
 
@@ -94,8 +95,31 @@ def convolve_around(conv: nn.Conv2d, x: Tensor, attended: Tensor) -> Tensor:
     if conv.padding_mode != "zeros":
         x, padding = F.pad(x, _sides(conv), mode=conv.padding_mode), 0
     result = F.conv2d(x, weight, bias, conv.stride, padding, conv.dilation, conv.groups)
+    trained = torch.is_grad_enabled() and (result.requires_grad or attended.requires_grad)
+    if trained and torch.compiler.is_compiling() and not is_exporting():
+        return Fill.apply(result, attended.to(result.dtype))
     result.narrow(1, conv.out_channels, slots).copy_(attended)
     return result
+
+
+class Fill(torch.autograd.Function):
+    """Writes `attended` over the last channels of what was convolved with weights of zero there.
+
+    In compiled training a copy into channels is a pass over all of them, and so is its gradient, which is zero there.
+    Taken as_strided they are written in place; and the gradient of these channels may go into the convolution's as it
+    is: it meets weights of zero, and what it would make of these is cut off with them. Without gradients the compiler
+    fuses the copy with what follows, and one kernel more would lose.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, convolved: Tensor, attended: Tensor) -> Tensor:
+        ctx.first, strides = convolved.shape[1] - attended.shape[1], convolved.stride()
+        # detach: of what wants a gradient, torch takes contiguous memory alone.
+        return torch.as_strided_scatter(convolved.detach(), attended, attended.shape, strides, ctx.first * strides[1])
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
+        return grad, grad[:, ctx.first :]
 
 
 def convolve_without_gradient(conv: nn.Conv2d, x: Tensor, attended: Tensor) -> Tensor:

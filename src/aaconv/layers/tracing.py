@@ -17,6 +17,13 @@ def is_exporting() -> bool:
     return torch.compiler.is_exporting()
 
 
+def is_known(condition: Any) -> bool:
+    """Whether a condition on sizes holds for all that is compiled, without a guard: where sizes may change, no."""
+    from torch.fx.experimental.symbolic_shapes import statically_known_true  # which takes half a second to import
+
+    return statically_known_true(condition)
+
+
 def leaf(forward: Callable[[Any, Tensor], Tensor]) -> Callable[[Any, Tensor], Tensor]:
     """A module's forward that torch.fx does not look into: one call in a traced network, as of a module of torch.nn.
 
