@@ -46,14 +46,17 @@ def test_what_is_enlarged_by_the_compiler_has_the_gradient_of_torchs(old, new, l
 
 
 @pytest.mark.parametrize("dynamic", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(("old", "new"), SIZES[:2], ids=str)
-def test_a_compiled_map_is_enlarged_as_one_graph(old, new, dynamic):
-    x, found = torch.randn(2, 3, *old, requires_grad=True), []
+def test_a_compiled_map_is_enlarged_as_one_graph(old, new, dtype, dynamic):
+    x, found = torch.randn(2, 3, *old, dtype=dtype, requires_grad=True), []
     compiled = torch.compile(resize, fullgraph=True, backend="aot_eager", dynamic=dynamic)
     for function in (compiled, resize):
-        out = function(x, new)
-        found.append((out, *torch.autograd.grad(out.square().sum(), x)))
-    torch.testing.assert_close(*found)
+        with torch.autocast("cpu", torch.bfloat16, enabled=dtype == torch.bfloat16):
+            out = function(x, new)
+        assert out.dtype == dtype
+        found.append((out, *torch.autograd.grad(out.float().square().sum(), x)))
+    torch.testing.assert_close(*found, **({"rtol": 0.02, "atol": 0.05} if dtype == torch.bfloat16 else {}))
 
 
 def test_the_gradient_of_a_doubled_map_is_as_good_as_torchs_in_bfloat16():

@@ -108,7 +108,8 @@ class Enlarge(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: tuple[int, int]) -> Tensor:
         ctx.sides = x.shape[2:]
-        return F.interpolate(x, size=size, mode="bilinear", align_corners=False)
+        # autocast makes float32 of it
+        return F.interpolate(x, size=size, mode="bilinear", align_corners=False).to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
