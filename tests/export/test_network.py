@@ -72,6 +72,18 @@ def test_the_file_computes_what_the_network_does(loaded, tmp_path, ending):
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_the_file_can_be_compiled_to_run_without_python(loaded, tmp_path):
+    """As docs/export.md says; sizes that are free stay so."""
+    network.export(loaded, tmp_path / "model.pt2", say=lambda _: None)
+    program = torch.export.load(tmp_path / "model.pt2")
+    torch._inductor.aoti_compile_and_package(program, package_path=str(tmp_path / "compiled.pt2"))
+    compiled = torch._inductor.aoti_load_package(str(tmp_path / "compiled.pt2"))
+    for shape in ((2, 3, 32, 32), (3, 3, 24, 40)):
+        images = torch.randn(shape)
+        torch.testing.assert_close(compiled(images), loaded.model(images))
+
+
 @pytest.mark.parametrize("ending", [pytest.param("onnx", marks=needs_onnx), "pt2"])
 def test_the_file_says_how_it_is_used(loaded, tmp_path, ending):
     path, classes = tmp_path / f"model.{ending}", ("cat", "dog", "Käse", "fish")
