@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
 from aaconv import AAConv2d
 from aaconv.layers import convolution
@@ -171,6 +172,24 @@ def test_the_way_of_a_gpu_compiles_as_one_graph(bias, layout, autocast, dynamic)
     for ours, theirs in zip(*found, strict=True):
         assert ours.dtype == theirs.dtype == torch.float32
         torch.testing.assert_close(ours, theirs, **({"rtol": 0.02, "atol": 0.02} if autocast else {}))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_what_the_compiler_computes_again_is_laid_out_as_it_was(layout):
+    """It may make a convolution channels_last that was not, and what was written by strides would be elsewhere."""
+    module = Around()
+    x, attended = (torch.randn(2, c, 5, 7).to(memory_format=layout).requires_grad_() for c in (6, 8))
+
+    @torch.compile(fullgraph=True)
+    def compiled(x, attended):
+        return checkpoint(lambda *inputs: module(*inputs).sin(), x, attended, use_reentrant=False)
+
+    found = []
+    for out in (compiled(x, attended), torch.cat([module.conv(x), attended], 1).sin()):
+        found.append((out, *torch.autograd.grad(out.square().sum(), [x, attended, *module.parameters()])))
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.slow

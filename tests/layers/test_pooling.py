@@ -134,6 +134,15 @@ def test_a_halved_map_has_the_gradient_of_torchs_average(size, layout):
     assert torch.autograd.gradgradcheck(Halve.apply, x)
 
 
+@pytest.mark.parametrize("order", [(0, 1, 2, 3), (0, 3, 1, 2), (3, 0, 1, 2), (0, 3, 2, 1), (2, 3, 0, 1)], ids=str)
+@pytest.mark.parametrize("size", [(2, 3, 4, 2), (1, 3, 4, 1), (2, 1, 1, 4), (1, 2, 3, 3)], ids=str)
+def test_a_halved_maps_gradient_may_lie_in_any_order(size, order):
+    x = torch.randn(size, dtype=torch.float64, requires_grad=True)
+    ours, torchs = Halve.apply(x), average(x, (3, 3), (2, 2))
+    grad = torch.randn([torchs.shape[axis] for axis in order], dtype=torch.float64)
+    torch.testing.assert_close(*(torch.autograd.grad(out.permute(order), x, grad)[0] for out in (ours, torchs)))
+
+
 @pytest.mark.parametrize(("window", "stride"), [((3, 3), (2, 2)), ((5, 5), (4, 4)), ((3, 1), (2, 1))], ids=str)
 def test_gradients_do_not_go_through_torchs_average_of_channels_last_maps(window, stride, monkeypatch):
     """Which is wrong on GPUs (torch 2.11): they are pooled in contiguous memory, and come out channels_last."""

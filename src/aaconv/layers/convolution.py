@@ -114,6 +114,9 @@ class Fill(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, convolved: Tensor, attended: Tensor) -> Tensor:
         ctx.first, strides = convolved.shape[1] - attended.shape[1], convolved.stride()
+        if not convolved.is_contiguous(memory_format=torch.channels_last):
+            # The compiler may lay out the convolution anew, as channels_last, and would still write by these strides.
+            return torch.slice_scatter(convolved, attended, 1, ctx.first)
         # detach: of what wants a gradient, torch takes contiguous memory alone.
         return torch.as_strided_scatter(convolved.detach(), attended, attended.shape, strides, ctx.first * strides[1])
 

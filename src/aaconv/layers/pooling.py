@@ -54,11 +54,11 @@ class Halve(torch.autograd.Function):
         (batch, channels, height, width), (rows_in, columns_in) = grad.shape, ctx.sides
         grads = grad.permute(0, 2, 3, 1)  # channels last: so will be what the compiler has to store in between
         shares = grads * (_share(height, rows_in, grad)[:, None] * _share(width, columns_in, grad))[..., None]
-        shares = F.pad(shares, (0, 0, 0, 1, 0, 1))  # of each pixel of a window; none beyond the last one
+        shares = F.pad(shares, (0, 0, 0, 1, 0, 1)).contiguous()  # of each pixel of a window; none beyond the last one
         # as_strided: the compiler stores what that is taken of, and finds the windows by their place. Computed where it
         # is needed, the sum is too long to be fused with what follows, and is stored instead, four times as large.
-        row, column = shares.stride()[1:3]
-        size, strides = (batch, height, 1, width, 1, channels), (shares.stride(0), row, row, column, column, 1)
+        image, row, column, _ = shares.stride()
+        size, strides = (batch, height, 1, width, 1, channels), (image, row, row, column, column, 1)
         here, right, below, across = (
             shares.as_strided(size, strides, place) for place in (0, column, row, row + column)
         )
