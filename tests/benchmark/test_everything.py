@@ -1,7 +1,12 @@
 """bench all: what is measured, what is not measured again, and what is left where it is stopped."""
 
 import json
+import os
 import shlex
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
@@ -41,7 +46,7 @@ def measure(folder, commands, **options):
 
 
 def test_each_command_is_compiled_and_then_measured_into_a_file_of_its_own(tmp_path, started, capsys):
-    measure(tmp_path / "new", {GPU: f"{TINY} eager", "other": f"{TINY} sdpa"})
+    measure(tmp_path / "new", {GPU: f"{TINY} eager", "other": f"{TINY} sdpa"}, side_by_side=4)
     device = environment(CPU)["device"]
     (gpu,) = (path.stem.removeprefix("attention-") for path in (tmp_path / "new").glob("attention-*.json"))
     assert gpu
@@ -55,15 +60,64 @@ def test_each_command_is_compiled_and_then_measured_into_a_file_of_its_own(tmp_p
 
 def test_what_is_there_of_this_commit_is_not_measured_again(tmp_path, started, monkeypatch):
     commands = {"one": f"{TINY} eager", "two": f"{TINY} sdpa"}
-    measure(tmp_path, commands, only=["one"], side_by_side=0)
+    measure(tmp_path, commands, only=["one"])
     first = (tmp_path / "one.json").read_bytes()
-    measure(tmp_path, commands, side_by_side=0)
+    measure(tmp_path, commands)
     assert started == [("one", True), ("two", True)]
     assert (tmp_path / "one.json").read_bytes() == first
     monkeypatch.setenv("AACONV_COMMIT", "def")
-    measure(tmp_path, commands, only=["one"], side_by_side=0)
+    measure(tmp_path, commands, only=["one"])
     assert started[2:] == [("one", True)]
     assert json.loads((tmp_path / "one.json").read_text())["environment"]["commit"] == "def"
+
+
+@pytest.mark.parametrize(
+    "content", ["{}", "[]", "[1]", "null", '{"environment": null}', '[{"environment": []}]', "no json"], ids=str
+)
+def test_a_file_of_something_else_is_measured_again(tmp_path, content):
+    job = everything.Job("one", ("attention",), tmp_path)
+    job.result.write_text(content)
+    job.log.write_text(f"{job.command}\n")
+    assert not everything._is_of(job, environment(CPU))
+
+
+@pytest.mark.parametrize(
+    ("changed", "known"),
+    [({}, True), ({"commit": None}, False), ({"commit": "abc-modified"}, False), ({"torch": "1.0"}, False)],
+    ids=str,
+)
+def test_results_of_other_code_or_another_command_are_measured_again(tmp_path, changed, known):
+    here = environment(CPU) | changed
+    job = everything.Job("one", ("attention", "--rounds", "2"), tmp_path)
+    job.result.write_text(json.dumps({"environment": here if "torch" not in changed else environment(CPU)}))
+    job.log.write_text(f"{job.command}\nits table\n")
+    assert everything._is_of(job, here) == known
+    assert not everything._is_of(everything.Job("one", ("attention",), tmp_path), here)
+
+
+@pytest.mark.processes
+def test_a_terminated_process_leaves_no_command_behind(tmp_path):
+    script = (
+        "import sys, torch\nfrom aaconv.benchmark import everything\n"
+        "long = 'attention --device cpu --rounds 1000000 --variants sdpa --shapes 1:4x4:4/2'\n"
+        "everything.run(sys.argv[1], commands={'long': long}, device=torch.device('cpu'))\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", script, str(tmp_path)], start_new_session=True) as process:
+        log, until = tmp_path / "long.unfinished.log", time.monotonic() + 60
+        while not (log.exists() and log.read_text()):
+            assert time.monotonic() < until
+            time.sleep(0.05)
+        process.terminate()
+        assert process.wait(timeout=60) == 128 + signal.SIGTERM
+        with pytest.raises(ProcessLookupError):  # of its session
+            os.killpg(process.pid, 0)
+
+
+@pytest.mark.parametrize("path", ["file", "file/below", "/proc/none"])
+def test_a_folder_that_cannot_be_made_is_named(tmp_path, path):
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OSError, match=r"cannot be written: .*; choose another place"):
+        measure(tmp_path / path, {"one": TINY})
 
 
 def test_what_fails_is_named_and_the_others_are_measured(tmp_path, capsys):
@@ -72,9 +126,9 @@ def test_what_fails_is_named_and_the_others_are_measured(tmp_path, capsys):
         measure(tmp_path, {"bad": "attention --device cpu --shapes x", "good": f"{TINY} eager"}, side_by_side=1)
     assert stopped.value.code == 1
     said = capsys.readouterr().err
-    assert f"bad: failed with exit status 2; see {tmp_path / 'bad.log'}" in said
+    assert f"bad: failed with exit status 2; see {tmp_path / 'bad.unfinished.log'}" in said
     assert "1 measured, 1 missing" in said
-    assert "a shape is" in (tmp_path / "bad.log").read_text()
+    assert "a shape is" in (tmp_path / "bad.unfinished.log").read_text()
     assert (tmp_path / "bad.json").read_text() == "older"
     assert (tmp_path / "good.json").exists()
 
@@ -82,7 +136,7 @@ def test_what_fails_is_named_and_the_others_are_measured(tmp_path, capsys):
 def test_a_limit_ends_the_running_command_and_begins_no_other(tmp_path, capsys):
     long = "attention --device cpu --rounds 1000000 --variants sdpa --shapes 1:4x4:4/2"
     with pytest.raises(SystemExit):
-        measure(tmp_path, {"long": long, "next": f"{TINY} eager"}, side_by_side=0, limit=8)
+        measure(tmp_path, {"long": long, "next": f"{TINY} eager"}, limit=8)
     said = capsys.readouterr().err
     assert "long: ended, the time is over" in said
     assert "next: not begun, the time is over" in said
@@ -91,8 +145,9 @@ def test_a_limit_ends_the_running_command_and_begins_no_other(tmp_path, capsys):
 
 
 def test_unknown_names_are_named(tmp_path):
-    with pytest.raises(ValueError, match=r"unknown benchmark 'two'; choose of attention$"):
-        measure(tmp_path, {GPU: TINY}, only=["two"])
+    for listed in (False, True):
+        with pytest.raises(ValueError, match=r"unknown benchmark 'two'; choose of attention$"):
+            measure(tmp_path, {GPU: TINY}, only=["two"], listed=listed)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")

@@ -174,6 +174,12 @@ def test_the_way_of_a_gpu_compiles_as_one_graph(bias, layout, autocast, dynamic)
         torch.testing.assert_close(ours, theirs, **({"rtol": 0.02, "atol": 0.02} if autocast else {}))
 
 
+def test_maps_of_another_size_are_refused_when_compiled():
+    compiled = torch.compile(Around(), fullgraph=True, backend="aot_eager", dynamic=False)
+    with pytest.raises(RuntimeError, match="expand"):
+        compiled(torch.randn(2, 6, 5, 7), torch.randn(2, 8, 4, 6))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
 def test_what_the_compiler_computes_again_is_laid_out_as_it_was(layout):

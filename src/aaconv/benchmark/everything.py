@@ -1,15 +1,18 @@
-"""`aaconv bench all`: every benchmark of docs/benchmarks.md on a GPU, a JSON file each, all of one commit.
+"""`aaconv bench all`: the benchmarks of docs/benchmarks.md that need a GPU, a JSON file each, all of one commit.
 
-Compiling takes longer than measuring. So the commands run side by side first, what they measure thrown away: torch and
-triton keep what they compile on the disk. Then each runs alone. What is there already, of the same commit and the same
-GPU, is not measured again, so the same line goes on where it was stopped.
+What is there already, of the same command, commit, versions and GPU, is not measured again, so the same line goes on
+where it was stopped. Compiling takes longer than measuring. So the commands may run side by side first, what they
+measure thrown away: torch and triton keep what they compile on the disk.
 """
 
 import re
+import signal
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -18,7 +21,7 @@ from typing import Any
 import torch
 
 from ..utils.environment import environment
-from ..utils.files import check_writable
+from ..utils.files import check_writable, naming_unwritable
 from ..utils.json_file import read_json
 from .attention import PAPER_SHAPES, WIDE_SHAPES
 from .output import Progress
@@ -45,6 +48,7 @@ COMMANDS = {
     "resnet50-cpp-{gpu}": "model --infer --cpp-wrapper",
     "wrn28_10-{gpu}": "model --models plain_wrn28_10 aa_wrn28_10 --batch 256 --size 32 --train",
     "accelerate-{gpu}": "accelerate --rounds 4",
+    "train-{gpu}": "train",
     "table2": "table2",  # `aaconv table 2` reads this name
 }
 """File, without its ending, and what follows `aaconv bench`."""
@@ -70,10 +74,20 @@ class Job:
 
     @property
     def log(self) -> Path:
+        """What it printed, after a line with the command."""
         return self.folder / f"{self.name}.log"
 
+    @property
+    def unfinished_log(self) -> Path:
+        return self.folder / f"{self.name}.unfinished.log"
+
+    @property
+    def command(self) -> str:
+        return f"aaconv bench {' '.join(self.words)}"
+
     def start(self, *words: str, log: Path | None = None) -> subprocess.Popen:
-        with (log or self.log).open("w") as out:
+        with (log or self.unfinished_log).open("w") as out:
+            print(self.command, file=out, flush=True)
             return subprocess.Popen(
                 [*BENCH, *self.words, *words], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
             )
@@ -83,7 +97,7 @@ def run(
     to: str | Path,
     *,
     only: Sequence[str] | None = None,
-    side_by_side: int = 4,
+    side_by_side: int = 0,
     limit: float | None = None,
     listed: bool = False,
     commands: Mapping[str, str] = COMMANDS,
@@ -91,30 +105,57 @@ def run(
 ) -> None:
     """Measure them into the folder `to`; a SystemExit with status 1 if any is missing at the end.
 
-    only: of the names, which may leave out the GPU's; side_by_side: how many compile at a time, 0: none does before
-    it measures; limit: seconds after which none begins and the running one is ended; listed: print the commands alone;
-    device: what the commands compute on, by default a GPU.
+    only: of the names, without the GPU's; side_by_side: how many compile at a time before anything is measured, where
+    the compiler chooses between kernels while others run; limit: seconds after which none begins and the running one is
+    ended; listed: print the commands alone; device: what the commands compute on, by default a GPU.
     """
+    chosen = _choose(commands, only)
     if listed:
-        for name, words in commands.items():
-            print(f"aaconv bench {words}  # {name.format(gpu='GPU')}.json")
+        for name, full in chosen.items():
+            print(f"aaconv bench {commands[full]}  # {name}")
         return
     here = environment(device or _gpu())
-    jobs = _jobs(commands, only, Path(to), here["device"])
-    Path(to).mkdir(parents=True, exist_ok=True)
+    gpu = "-".join(re.findall(r"[a-z0-9]+", here["device"].lower().removeprefix("nvidia ").removeprefix("geforce ")))
+    jobs = [Job(full.format(gpu=gpu), tuple(commands[full].split()), Path(to)) for full in chosen.values()]
+    with naming_unwritable(to):
+        Path(to).mkdir(parents=True, exist_ok=True)
     for job in jobs:
-        check_writable(job.result)
+        for path in (job.result, job.unfinished, job.log, job.unfinished_log):
+            check_writable(path)
     done = [job for job in jobs if _is_of(job, here)]
     waiting = [job for job in jobs if job not in done]
     progress, began = Progress(), time.monotonic()
     progress(f"{len(jobs)} benchmarks, {len(done)} of them measured at this commit ({here['commit']})")
     until = None if limit is None else began + limit
-    if side_by_side and waiting:
-        _compile(waiting, side_by_side, progress, until)
-    failed = [job for job in waiting if not _measure(job, progress, until)]
+    with _ending_when_terminated():
+        if side_by_side and waiting:
+            _compile(waiting, side_by_side, progress, until)
+        failed = [job for job in waiting if not _measure(job, progress, until)]
     progress(f"{len(jobs) - len(failed)} measured, {len(failed)} missing")
     if failed:
         raise SystemExit(1)
+
+
+def _choose(commands: Mapping[str, str], only: Sequence[str] | None) -> dict[str, str]:
+    """The names of all, or of some, by what they are called without the GPU."""
+    known = {name.replace("-{gpu}", ""): name for name in commands}
+    for name in only or ():
+        if name not in known:
+            raise ValueError(f"unknown benchmark {name!r}; choose of {', '.join(known)}")
+    return {name: full for name, full in known.items() if only is None or name in only}
+
+
+@contextmanager
+def _ending_when_terminated() -> Iterator[None]:
+    """SIGTERM as an exception, so that no child goes on alone and keeps the GPU busy."""
+    if threading.current_thread() is not threading.main_thread():
+        yield  # which alone may listen
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _gpu() -> torch.device:
@@ -123,31 +164,24 @@ def _gpu() -> torch.device:
     return torch.device("cuda")
 
 
-def _jobs(commands: Mapping[str, str], only: Sequence[str] | None, folder: Path, device: str) -> list[Job]:
-    gpu = "-".join(re.findall(r"[a-z0-9]+", device.lower().removeprefix("nvidia ").removeprefix("geforce ")))
-    known = {name.replace("-{gpu}", ""): name for name in commands}
-    for name in only or ():
-        if name not in known:
-            raise ValueError(f"unknown benchmark {name!r}; choose of {', '.join(known)}")
-    return [
-        Job(full.format(gpu=gpu), tuple(commands[full].split()), folder)
-        for name, full in known.items()
-        if only is None or name in only
-    ]
-
-
 def _is_of(job: Job, here: Mapping[str, Any]) -> bool:
-    """Whether its results are there, measured at this commit on this device with these versions."""
+    """Whether its results are there, of this command, commit, versions and device; not where code has no commit."""
+    if not here["commit"] or here["commit"].endswith("-modified"):
+        return False
     try:
         found = read_json(job.result)
+        command = job.log.read_text(errors="replace").partition("\n")[0]
     except (OSError, ValueError):
         return False
-    heads = found if isinstance(found, list) else [found]
-    same = ("commit", "device", "torch", "triton")
-    return bool(heads) and all(
-        isinstance(head, dict) and all(head.get("environment", {}).get(key) == here[key] for key in same)
-        for head in heads
+    heads = [head.get("environment") if isinstance(head, dict) else None for head in _as_list(found)]
+    same = ("commit", "device", "aaconv", "torch", "triton")
+    return command == job.command and all(
+        isinstance(head, dict) and all(head.get(key) == here[key] for key in same) for head in heads or [None]
     )
+
+
+def _as_list(found: Any) -> list[Any]:
+    return found if isinstance(found, list) else [found]
 
 
 def _compile(jobs: Sequence[Job], at_once: int, progress: Progress, until: float | None) -> None:
@@ -173,7 +207,7 @@ def _measure(job: Job, progress: Progress, until: float | None) -> bool:
     if _is_over(until):
         progress(f"{job.name}: not begun, the time is over")
         return False
-    progress(f"{job.name}: aaconv bench {' '.join(job.words)}")
+    progress(f"{job.name}: {job.command}")
     process = job.start("--json", str(job.unfinished))
     try:
         code = process.wait(None if until is None else max(0.0, until - time.monotonic()))
@@ -185,8 +219,9 @@ def _measure(job: Job, progress: Progress, until: float | None) -> bool:
             process.kill()
             process.wait()
     if code:
-        progress(f"{job.name}: failed with exit status {code}; see {job.log}")
+        progress(f"{job.name}: failed with exit status {code}; see {job.unfinished_log}")
         return False
+    job.unfinished_log.replace(job.log)
     job.unfinished.replace(job.result)
     return True
 

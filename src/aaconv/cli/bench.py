@@ -111,7 +111,7 @@ def _add_train(bench: Parser) -> None:
 
 
 def _add_all(bench: Parser) -> None:
-    about = "every benchmark of the documentation, on a GPU"
+    about = "the benchmarks of the documentation, on a GPU"
     everything = bench.add("all", _bench_all, about, "--to benchmarks")
     everything.add_argument(
         "--to",
@@ -119,13 +119,14 @@ def _add_all(bench: Parser) -> None:
         metavar="DIR",
         help="folder of the results, default: benchmarks; what it has of this commit and GPU is not measured again",
     )
-    everything.add_argument("--only", nargs="+", metavar="NAME", help="some of them; --list shows all")
+    everything.add_argument("--only", nargs="+", metavar="NAME", help="some of them; --list shows all names")
     everything.add_argument(
         "--side-by-side",
         type=not_negative,
-        default=4,
+        default=0,
         metavar="N",
-        help="compile N at a time before measuring, default: 4; 0: compile while measuring",
+        help="compile N at a time before measuring; the compiler then chooses between kernels while others run; "
+        "default: 0, each compiles when it is measured",
     )
     everything.add_argument("--limit", type=positive, metavar="SECONDS", help="stop after so long; the rest is left")
     everything.add_argument("--list", action="store_true", help="print the commands, and stop")

@@ -97,7 +97,7 @@ def convolve_around(conv: nn.Conv2d, x: Tensor, attended: Tensor) -> Tensor:
     result = F.conv2d(x, weight, bias, conv.stride, padding, conv.dilation, conv.groups)
     trained = torch.is_grad_enabled() and (result.requires_grad or attended.requires_grad)
     if trained and torch.compiler.is_compiling() and not is_exporting():
-        return Fill.apply(result, attended.to(result.dtype))
+        return Fill.apply(result, attended.to(result.dtype).expand(len(result), slots, *result.shape[2:]))
     result.narrow(1, conv.out_channels, slots).copy_(attended)
     return result
 

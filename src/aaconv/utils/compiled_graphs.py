@@ -10,8 +10,8 @@ def keeps_all_graphs() -> bool:
 
 
 def keep_all_graphs(on: bool = True) -> None:
-    """Keep compiled graphs with an autograd.Function as well, from now on; networks that pool before attention have
-    one. By default torch keeps the kernels of such a graph alone, and makes the rest again in every process.
+    """Keep compiled graphs with an autograd.Function as well, from now on; our layers have some in training. By default
+    torch keeps the kernels of such a graph alone, and makes the rest again in every process.
 
     A graph is looked up by what it computes, both passes of such a function included, so a changed one is compiled
     anew (a test holds it). The switch has no public name but TORCHINDUCTOR_AUTOGRAD_CACHE_ALLOW_CUSTOM_AUTOGRAD, a
