@@ -24,6 +24,11 @@ PACKED = [  # batch, height, width, heads, depth of keys and of values
     (1, 7, 9, 2, 20, 3),
     (1, 33, 5, 1, 12, 6),
 ]
+SMALL = [  # so many heads that an H200's backward is that of small maps, too
+    (17, 7, 9, 8, 20, 6),
+    (17, 14, 14, 8, 20, 3),
+    (9, 16, 11, 16, 24, 14),
+]
 WIDE = [
     (1, 14, 14, 2, 64, 64),
     (1, 5, 33, 2, 80, 80),
@@ -44,7 +49,8 @@ WINDOWS = [  # as PACKED, and windows
 
 MAPS = [(2, 24, 9, 7), (1, 136, 14, 14)]  # batch, channels, height and width
 WEIGHTS = [(24, 40, 3, 1), (7, 61, 1, 5)]  # input and output channels, side of the convolution, channels of the values
-FAMILIES = ("packed", "wide", "general", "windows", "maps", "weights")
+ATTEND_2D = {"packed": PACKED, "small": SMALL, "wide": WIDE}
+FAMILIES = ("packed", "small", "wide", "general", "windows", "maps", "weights")
 
 
 def main() -> None:
@@ -64,8 +70,8 @@ def main() -> None:
 def run_family(family, dtype, device) -> None:
     if family in ("wide", "general") and dtype == torch.float32:
         return  # float32 is not among what they take
-    if family in ("packed", "wide"):
-        for shape in PACKED if family == "packed" else WIDE:
+    if family in ATTEND_2D:
+        for shape in ATTEND_2D[family]:
             run(shape, packed_inputs(shape, dtype, device), attend_packed(shape))
     elif family == "general":
         for shape in GENERAL:
