@@ -46,6 +46,13 @@ def weigh(s, lse, pixel, valid, PIXELS: tl.constexpr, SCALE: tl.constexpr, EXACT
 
 
 @triton.jit
+def multiply(a, b, EXACT: tl.constexpr):
+    """a b. In float32 rounded at once: fused with an addition that two threads do, each of them with its own part first,
+    the two would get other sums of the same numbers, and only one of these is kept."""
+    return tl.fma(a, b, 0.0) if EXACT else a * b
+
+
+@triton.jit
 def mix_values(
     q, queries, keys, values, pixel, inside, peak,
     H: tl.constexpr, DV: tl.constexpr, MAIN: tl.constexpr, TAIL: tl.constexpr, GROUP: tl.constexpr,
@@ -234,7 +241,7 @@ def attend_backward_queries(
                 s = add_product(s, q, tl.trans(k), PRECISION, EXACT)
             p = weigh(s, lse, pixel, inside, PIXELS, SCALE, EXACT, 1)
             dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
-            ds = p * (dp if ONES else dp - delta)
+            ds = multiply(p, dp if ONES else dp - delta, EXACT)
             if RELATIVE:
                 grad_columns += tl.sum(tl.reshape(ds, [BLOCK_M, KEY_ROWS, KEY_COLS]), 1)
             ds = ds.to(v.dtype)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from .triton_kernels import LN2, add_product
+from .triton_kernels import LN2, add_product, multiply
 from .triton_pack import load_pixels, store_pixels
 from .triton_window import BLOCK_OF_LINES as LINES_AT_ONCE
 from .triton_window_kernels import (
@@ -109,7 +109,7 @@ def window_backward_queries(
         if EXACT:
             s = (s * SCALE - peak[:, None]) - log_sum[:, None]
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
-        ds = tl.exp2(s) * (dp if DELTA else dp - dots[:, None])
+        ds = multiply(tl.exp2(s), dp if DELTA else dp - dots[:, None], EXACT)
         rounded = ds.to(k.dtype)
         if RELATIVE:
             by_place = tl.reshape(ds, [BLOCK_M, KEY_ROWS, KEY_COLS])
