@@ -44,7 +44,7 @@ def ablation() -> Figure:
             axes.axhline(value, color=color, linewidth=1.2, linestyle=(0, (4, 3)), label=number)
             axes.axhspan(value - spread, value + spread, color=color, alpha=0.1, linewidth=0)
     axes.set_xlim(0, 1.05)
-    axes.legend(frameon=False, fontsize=9)
+    figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize=9)  # lines cross all of the width
     return figure
 
 
