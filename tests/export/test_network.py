@@ -72,7 +72,6 @@ def test_the_file_computes_what_the_network_does(loaded, tmp_path, ending):
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_the_file_can_be_compiled_to_run_without_python(loaded, tmp_path):
     """As docs/export.md says; sizes that are free stay so."""
     network.export(loaded, tmp_path / "model.pt2", say=lambda _: None)
@@ -84,6 +83,7 @@ def test_the_file_can_be_compiled_to_run_without_python(loaded, tmp_path):
         torch.testing.assert_close(compiled(images), loaded.model(images))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", [pytest.param("onnx", marks=needs_onnx), "pt2"])
 def test_the_file_says_how_it_is_used(loaded, tmp_path, ending):
     path, classes = tmp_path / f"model.{ending}", ("cat", "dog", "Käse", "fish")
