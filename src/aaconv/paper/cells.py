@@ -227,20 +227,19 @@ def on_other_data(ours: list[Experiment]) -> dict[str, list[Experiment]]:
 
 
 def _latencies() -> dict[tuple, dict[str, float]]:
-    """(model, options) -> column -> percent over ResNet-50."""
+    """(model, options) -> column -> percent over ResNet-50 in the same run: a completed file is of several."""
     path = LATENCIES if LATENCIES.exists() else results.RECORDED / LATENCIES
     records = read_json(path)
     try:
-        measured = {
-            (record["model"], _key(record.get("options", {}))): {name: record[name] for name in LATENCY.values()}
+        return {
+            (record["model"], _key(record.get("options", {}))): {
+                column: 100 * (_to_first(record[column]) - 1) for column in LATENCY
+            }
             for record in records
         }
     except (KeyError, TypeError):
         raise ValueError(f"{path} is not what `aaconv bench table2 --json {path}` writes") from None
-    base = measured.get(("plain_resnet50", ()))
-    if base is None:
-        return {}
-    return {
-        key: {column: 100 * (record[name] / base[name] - 1) for column, name in LATENCY.items()}
-        for key, record in measured.items()
-    }
+
+
+def _to_first(measured: dict[str, float]) -> float:
+    return measured["graph_to_first" if "graph_to_first" in measured else "launched_to_first"]

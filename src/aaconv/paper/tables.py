@@ -3,7 +3,7 @@
 Parameters, FLOPs and map memory are those of the built models. Accuracies come from recorded results, one file per run
 (see runs/results.py), and are means over the seeds; all runs on a table's data stand below it, each experiment with its
 command, and those on other data behind the last table; `aaconv table DATASET` prints those of one data set alone.
-Latencies come from `benchmarks/table2.json`, a list of "model", "infer_ms", "train_ms" and "options".
+Latencies come from `benchmarks/table2.json`, which `aaconv bench table2` writes.
 """
 
 from __future__ import annotations

@@ -37,22 +37,22 @@ KINDS = {
 }
 """What the fields of a record are, where they are there; only what is measured may be None."""
 
-T_95 = (
-    *(12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131),
-    *(2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056, 2.052, 2.048, 2.045, 2.042),
-)
-"""Student's t at 97.5 %, of 1 degree of freedom and more; beyond 30 the last is a little too wide."""
-
 Record = dict[str, Any]
 
 
+@cache
 def t_95(freedom: float) -> float:
-    """Student's t at 97.5 %, for any degrees of freedom from 1 on: between whole ones linear in their reciprocal."""
-    below = min(int(freedom), len(T_95))
-    if below == len(T_95):
-        return T_95[-1]
-    part = (1 / below - 1 / freedom) / (1 / below - 1 / (below + 1))
-    return T_95[below - 1] + part * (T_95[below] - T_95[below - 1])
+    """Student's t at 97.5 %, for any degrees of freedom from 1 on."""
+    # Between -t and t, t = sqrt(freedom) tan(angle), lies the integral of cos ** (freedom - 1), by Simpson's rule.
+    wanted = 0.95 * math.sqrt(math.pi) * math.exp(math.lgamma(freedom / 2) - math.lgamma((freedom + 1) / 2))
+    low, high, steps = 0.0, math.atan(13 / math.sqrt(freedom)), 200
+    while high - low > 1e-12:
+        middle = (low + high) / 2
+        heights = [math.cos(middle * step / steps) ** (freedom - 1) for step in range(steps + 1)]
+        inner = 4 * sum(heights[1:-1:2]) + 2 * sum(heights[2:-1:2])
+        found = 2 * middle / steps / 3 * (heights[0] + inner + heights[-1])
+        low, high = (middle, high) if found < wanted else (low, middle)
+    return math.sqrt(freedom) * math.tan(low)
 
 
 _logger = logging.getLogger(__name__)
@@ -87,7 +87,7 @@ class Experiment:
         deviation, number = self.deviation(metric), len(self.values(metric))
         if deviation is None:
             return None
-        return T_95[min(number - 2, len(T_95) - 1)] * deviation / math.sqrt(number)
+        return t_95(number - 1) * deviation / math.sqrt(number)
 
     def difference(self, other: "Experiment", metric: str) -> tuple[float, float | None] | None:
         """How much higher the mean is than the other's, and half the width of its 95 % interval by Welch's t, which is
