@@ -308,8 +308,8 @@ def mean_move(backend, nudges):
 
 
 def test_training_with_either_backend_moves_the_weights_alike():
-    """Within twice what networks of one backend that differ by a rounding at the start are apart. Single ones are too far
-    apart for half a gradient to be noticed, so it is the means of eight."""
+    """Within twice what networks of one backend that differ by a rounding at the start are apart. Single ones are so
+    far apart that half a gradient would not be noticed, so it is the means of eight."""
     reference, *others = (mean_move("eager", range(first, first + 8)) for first in range(0, 40, 8))
 
     def apart(one):

@@ -47,8 +47,8 @@ def weigh(s, lse, pixel, valid, PIXELS: tl.constexpr, SCALE: tl.constexpr, EXACT
 
 @triton.jit
 def multiply(a, b, EXACT: tl.constexpr):
-    """a b. In float32 rounded at once: fused with an addition that two threads do, each of them with its own part first,
-    the two would get other sums of the same numbers, and only one of these is kept."""
+    """a b. In float32 rounded at once: fused with an addition that two threads do, each with its own part first, it
+    would give the two other sums of the same numbers, and only one of these is kept."""
     return tl.fma(a, b, 0.0) if EXACT else a * b
 
 
