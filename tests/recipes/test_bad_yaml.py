@@ -1,5 +1,6 @@
 """Recipes that are meant to do harm, or that nobody meant: one line, at once."""
 
+import sys
 import time
 
 import pytest
@@ -49,6 +50,17 @@ def test_bad_yaml_is_one_line_at_once(text, reason):
     assert time.monotonic() - start < 5
     assert reason in " ".join(str(error.value).split())
     assert len(str(error.value)) < 400
+
+
+def test_depth_is_bounded_whatever_the_interpreter_allows():
+    """The compiler raises the interpreter's limit for the rest of a process."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(100_000)
+    try:
+        test_bad_yaml_is_one_line_at_once("[" * 50_000, "nested too deeply")
+        test_bad_yaml_is_one_line_at_once("a: " + "[" * 49_000 + "]" * 49_000, "nested too deeply")
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def test_a_few_aliases_are_as_good_as_their_values():

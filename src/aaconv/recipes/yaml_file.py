@@ -18,6 +18,20 @@ LARGEST, MOST_VALUES, DEEPEST = 100_000, 10_000, 100
 """Letters, values and levels of a recipe; ours has a hundred values. A few aliases of aliases stand for billions."""
 
 
+class _Loader(yaml.SafeLoader):
+    """Stops at `DEEPEST`: the interpreter's own limit is another one once something has been compiled, and far off."""
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.depth >= DEEPEST:
+            raise RecursionError
+        self.depth += 1
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+
 def to_yaml(recipe: Recipe) -> str:
     """Every field, in the order of the dataclass."""
     return yaml.safe_dump(asdict(recipe), sort_keys=False, allow_unicode=True, width=100)
@@ -35,7 +49,7 @@ def parse_yaml(text: str, where: str) -> Any:
     if len(text) > LARGEST:
         raise ValueError(f"{where} has {len(text):,} letters, a recipe at most {LARGEST:,}")
     try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        node = yaml.compose(text, Loader=_Loader)
         values = 0 if node is None else _count_values(node, {})
         if 0 < values <= MOST_VALUES:
             return yaml.constructor.SafeConstructor().construct_document(node)
