@@ -83,6 +83,7 @@ def test_packed_attention_is_the_layers_own(options):
     assert off.max() == pytest.approx(packed["0"].error, rel=1e-3)
     assert (facts.height, facts.width) == layer.attention_size(9, 12)
     assert packed["0"].kind == "int16"
+    assert (exact > 0).sum(-1).max() == facts.keys_seen
 
 
 def test_extreme_logits_take_more_bits():
@@ -284,7 +285,7 @@ def test_cells_lie_where_the_network_looks(network, shift):
 
 
 def test_cells_and_their_middles_belong_together():
-    layer = Layer("conv", 8, 14, 7, 20, Grid.whole(14, 7), 1, 0, shift=(-7.5 / 224, -15.5 / 224))
+    layer = Layer("conv", 8, 14, 7, 20, Grid.whole(14, 7), 98, 1, 0, shift=(-7.5 / 224, -15.5 / 224))
     for row in range(14):
         for column in range(7):
             assert layer.cell(*layer.centre(row, column)) == (row, column)

@@ -39,9 +39,6 @@ function sees({ step, spans }, here, there) {
   return there >= first && there <= last && (there - here) % step === 0;
 }
 
-/** The weight of each key that a position sees, if it looks evenly. */
-const evenly = ({ grid }) => 1 / (grid.leading + grid.keys[0] * grid.keys[1]);
-
 /** The block of queries that a cell lies in, and where its keys begin on their map. */
 function blockOf({ grid }, row, column) {
   const place = [Math.floor(row / grid.queries[0]), Math.floor(column / grid.queries[1])];

@@ -29,7 +29,7 @@ class Layer:
     """An attention as the page names it; height and width are those of its queries' map, depth that of a head.
 
     shift: how far its cells lie down and right of an even division of the image, as parts of its height and width;
-    key_shift: the same of the keys' cells.
+    key_shift: the same of the keys' cells. keys_seen: by a query; looking evenly it gives each 1 / keys_seen.
     window: for rows and columns, the first and the last line that each line sees; None where it sees the whole map.
     """
 
@@ -39,6 +39,7 @@ class Layer:
     width: int
     depth: int
     grid: Grid
+    keys_seen: int
     stride: int
     downsample: int
     shift: tuple[float, float] = (0.0, 0.0)
@@ -126,7 +127,8 @@ def capture(
             raise ValueError(f"the attention of {name} is not finite: the weights of the network are damaged")
         window = layer.window if isinstance(layer, AAConv2d) else None
         parts = {part: tensor.cpu().numpy() for part, tensor in _parts(layer, *inputs).items()}
-        packed[name] = pack(Factors(parts, grid, window), exact)
+        factors = Factors(parts, grid, window)
+        packed[name] = pack(factors, exact)
         heads, _, depth = parts["q"].shape
         facts[name] = Layer(
             name,
@@ -134,6 +136,7 @@ def capture(
             *grid.query_map,
             depth,
             grid,
+            factors.keys_seen,
             stride=max(layer.stride) if isinstance(layer, AAConv2d) else 1,
             downsample=layer.downsample if isinstance(layer, AAConv2d) else 0,
             window=None if window is None else _spans(window, *grid.query_map),

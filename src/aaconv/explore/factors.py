@@ -8,6 +8,7 @@ this costs in precision is measured on every map, against the network's own weig
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
@@ -38,6 +39,11 @@ class Factors:
     @property
     def heads(self) -> int:
         return len(self.parts["q"])
+
+    @property
+    def keys_seen(self) -> int:
+        """By a query, at most."""
+        return self.grid.keys_of_block if self.window is None else math.prod(self.window.keys(*self.grid.keys))
 
     def block_weights(self, head: int, block: int) -> np.ndarray:
         """The equation as the page computes it: [queries of the block, its keys]."""
@@ -87,7 +93,7 @@ class Packed:
     focus: tuple[int, int] = (0, 0)
     """Row and column of the cell whose heads look most sharply,"""
     peak: float = 0.0
-    """and how sharply: their largest weights on average, times the number of keys."""
+    """and how sharply: their largest weights on average, times the number of keys that it sees."""
 
     window: Window | None = None
 
@@ -116,7 +122,7 @@ def pack(factors: Factors, exact: Tensor) -> Packed:
     peaks = np.where((row < height) & (column < width), peaks, 0.0)
     sharpest = int(peaks.argmax())
     focus = int(row[sharpest]), int(column[sharpest])
-    return replace(packed, error=error, focus=focus, peak=float(peaks.max() * factors.grid.keys_of_block))
+    return replace(packed, error=error, focus=focus, peak=float(peaks.max() * factors.keys_seen))
 
 
 def _pack(factors: Factors, kind: str) -> Packed:

@@ -108,7 +108,7 @@ def draw(looked_at: Study, layer: Layer, positions: Sequence[tuple[float, float]
 
 def overlay(picture: Picture, weights: np.ndarray, layer: Layer) -> np.ndarray:
     """The image in grey under one row of a map [cells of the keys], as the page draws it: [side, side, 3], 0 to 1."""
-    part = np.minimum(1, weights / max(weights.max(), NOTABLE / layer.grid.keys_of_block)).reshape(layer.grid.key_map)
+    part = np.minimum(1, weights / max(weights.max(), NOTABLE / layer.keys_seen)).reshape(layer.grid.key_map)
     pixels = np.repeat(np.repeat(_pixels(picture), FINE, axis=0), FINE, axis=1)
     place = (np.arange(len(pixels)) + 0.5) / len(pixels)
     cells = [layer.key_cell(x, x) for x in place]

@@ -8,7 +8,7 @@ const pictures = data.images.map(() => null);
 
 function overlayOf(map, largestWeight) {
   const [height, width] = data.layers[state.layer].grid.key_map;
-  const top = Math.max(largestWeight, NOTABLE * evenly(data.layers[state.layer]));
+  const top = Math.max(largestWeight, NOTABLE / data.layers[state.layer].keys_seen);
   // One more cell around, like the nearest: a shifted grid then covers the image, and smoothing has no dark rim.
   const canvas = new OffscreenCanvas(width + 2, height + 2), context = canvas.getContext("2d");
   const painted = context.createImageData(width + 2, height + 2);
@@ -68,7 +68,7 @@ function drawPosition() {
   });
   const shown = state.head === null ? null : state.head === "mean" ? mean(maps) : maps[state.head];
   paint(element("image"), element("stage").clientWidth || 400, shown, shown && (state.shared ? most : largest(shown)));
-  const floor = NOTABLE * evenly(data.layers[state.layer]);
+  const floor = NOTABLE / data.layers[state.layer].keys_seen;
   element("most").textContent = state.shared ? percent(Math.max(most, floor)) :
     `the largest weight of each map, at least ${percent(floor)}`;
   drawMarks(row, column);
@@ -216,7 +216,7 @@ function drawWords() {
   const layer = data.layers[state.layer], image = data.images[state.image];
   element("name").textContent = image.name;
   element("heading").textContent = `${layer.heads} heads of ${layer.name}`;
-  element("even").textContent = percent(evenly(layer));
+  element("even").textContent = percent(1 / layer.keys_seen);
   [...element("layers").children].forEach((button, index) =>
     button.setAttribute("aria-current", String(index === state.layer)));
   [...element("strip").children].forEach((button, index) =>
