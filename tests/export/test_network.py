@@ -141,6 +141,16 @@ def test_windows_are_exported_for_one_size(loaded, tmp_path, ending):
 
 
 @pytest.mark.slow
+def test_windows_that_cover_the_map_are_exported_for_one_size_as_well(loaded, tmp_path):
+    """Traced they are attention to the whole map, which they are not on a larger one."""
+    said = []
+    model = Network(size=None, window=12).eval()
+    network.export(replace(loaded, model=model), tmp_path / "model.pt2", say=said.append)
+    assert said[1].endswith("torch.export: what is computed changes beyond a height of 24")
+    assert said[-1].endswith("free: batch")
+
+
+@pytest.mark.slow
 def test_what_the_network_pins_is_said(loaded, tmp_path):
     class Pinned(Network):
         def forward(self, x):

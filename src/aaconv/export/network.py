@@ -14,7 +14,7 @@ import logging
 import math
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -37,6 +37,7 @@ TOLERANCE = 1e-4
 """The largest difference between an output of the file and of the network, as a part of the largest output."""
 OPSET = 18
 INPUT = "images"
+AXES = ("batch", "channels", "height", "width")
 PACKAGES = ("onnx", "onnxscript", "onnxruntime")
 Run = Callable[[Tensor], Sequence[Tensor]]
 
@@ -262,11 +263,23 @@ def _exported(subject: Subject, size: int, free: Free) -> ExportedProgram:
         images = torch.randn(2 if free.batch else 1, 3, size, size)
         with torch.no_grad():
             subject.module(images)  # a size that cannot run: the network's own message is the shorter one
-            return _without_traces(torch.export.export(subject.module, (images,), dynamic_shapes=(axes,)))
+            program = torch.export.export(subject.module, (images,), dynamic_shapes=(axes,))
     except (RuntimeError, AssertionError) as error:  # torch's many export errors derive from RuntimeError
         lines = [line.strip(" -") for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
         reason = lines[1] if lines[0].startswith("Constraints violated") and len(lines) > 1 else lines[0]
         raise ValueError(f"torch.export: {reason}") from None
+    _refuse_largest(program, axes)
+    return _without_traces(program)
+
+
+def _refuse_largest(program: ExportedProgram, axes: Iterable[int]) -> None:
+    """A ValueError where a free size has an end: torch follows one side of a condition, such as that windows cover the
+    map, and beyond the end an ONNX file would go that way all the same."""
+    (images,) = (node for node in program.graph.nodes if node.name in program.graph_signature.user_inputs)
+    for axis in axes:
+        most = program.range_constraints[images.meta["val"].shape[axis].node.expr].upper
+        if most.is_Integer:  # not infinity
+            raise ValueError(f"torch.export: what is computed changes beyond a {AXES[axis]} of {most}")
 
 
 def _without_traces(program: ExportedProgram) -> ExportedProgram:
@@ -321,7 +334,7 @@ def _write_onnx(program: ExportedProgram, subject: Subject, path: Path, opset: i
 def _name_sizes(graph: Any) -> None:
     """Sizes that are free are called batch, height and width instead of torch's s77."""
     dims = [dim.dim_param for dim in graph.input[0].type.tensor_type.shape.dim]
-    names = {old: new for old, new in zip(dims, ("batch", "", "height", "width"), strict=True) if old}
+    names = {old: new for old, new in zip(dims, AXES, strict=True) if old}
     if not names:
         return
     old = re.compile(rf"\b({'|'.join(map(re.escape, names))})\b")
