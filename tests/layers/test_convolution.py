@@ -208,10 +208,10 @@ def test_in_compiled_training_only_the_attentions_channels_are_written(monkeypat
     caplog.set_level("INFO", compile_fx.inductor_metrics_log.name)  # or bytes are not counted
     x, attended = (torch.randn(2, c, 16, 16).to(memory_format=torch.channels_last) for c in (6, 8))
     moved = []
-    for exporting in (False, True):  # exports do as torch does
+    for ours in (True, False):
         torch._dynamo.reset()
         metrics.reset()
-        monkeypatch.setattr(convolution, "is_exporting", lambda exporting=exporting: exporting)
+        monkeypatch.setattr(convolution, "compiles_gradient", lambda *_, ours=ours: ours)
         compiled = torch.compile(Around(), dynamic=False)
         with fresh_inductor_cache():
             compiled(x.requires_grad_(), attended.requires_grad_()).relu().sum().backward()

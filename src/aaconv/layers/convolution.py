@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from ..attention.torch_state import is_captured, stream_of
-from .tracing import is_exporting
+from .tracing import compiles_gradient
 
 Conv = TypeVar("Conv", bound=nn.Conv1d | nn.Conv2d)
 
@@ -95,8 +95,7 @@ def convolve_around(conv: nn.Conv2d, x: Tensor, attended: Tensor) -> Tensor:
     if conv.padding_mode != "zeros":
         x, padding = F.pad(x, _sides(conv), mode=conv.padding_mode), 0
     result = F.conv2d(x, weight, bias, conv.stride, padding, conv.dilation, conv.groups)
-    trained = torch.is_grad_enabled() and (result.requires_grad or attended.requires_grad)
-    if trained and torch.compiler.is_compiling() and not is_exporting():
+    if compiles_gradient(result, attended):
         return Fill.apply(result, attended.to(result.dtype).expand(len(result), slots, *result.shape[2:]))
     result.narrow(1, conv.out_channels, slots).copy_(attended)
     return result

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..attention.torch_state import is_captured, someone_looks_on, stream_of
 from .resampling import can_resample, enlarge, enlarge_into, halve
-from .tracing import is_exporting, is_known
+from .tracing import compiles_gradient, is_exporting, is_known
 
 
 def average(x: Tensor, window: tuple[int, int], stride: tuple[int, int]) -> Tensor:
@@ -17,8 +17,7 @@ def average(x: Tensor, window: tuple[int, int], stride: tuple[int, int]) -> Tens
     if (window, stride) == ((3, 3), (2, 2)):
         if can_resample(x):
             return halve(x)
-        wants_gradient = torch.is_grad_enabled() and x.requires_grad
-        if wants_gradient and torch.compiler.is_compiling() and not is_exporting():
+        if compiles_gradient(x):
             return Halve.apply(x)
     padding = [length // 2 if length % 2 else 0 for length in window]
     if any(padding) and torchs_gradient_may_be_wrong(x):
@@ -93,7 +92,7 @@ def resize(x: Tensor, size: tuple[int, int]) -> Tensor:
         return enlarge(x, size)
     if not wants_gradient or is_exporting() or torch.jit.is_tracing():
         return F.interpolate(x, size=size, mode="bilinear", align_corners=False)
-    if torch.compiler.is_compiling():
+    if compiles_gradient(x):
         return Enlarge.apply(x, size)
     batch, channels, height, width = x.shape
     rows = _weights(height, size[0], x) @ x.permute(0, 2, 3, 1).reshape(batch, height, width * channels)
