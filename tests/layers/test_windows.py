@@ -1,5 +1,6 @@
 """Layers that attend over windows: tables without a size, checkpoints, augment, cost and export."""
 
+import logging
 import re
 
 import pytest
@@ -9,6 +10,7 @@ from torch import nn
 
 from aaconv import AAConv1d, AAConv2d, augment
 from aaconv.cost import count
+from aaconv.layers import tables
 from aaconv.layers.tables import extend_table
 
 SMALL = {"num_heads": 2, "key_channels": 8, "value_channels": 4}
@@ -64,6 +66,30 @@ def test_checkpoints_go_to_a_window_and_back():
     larger.load_state_dict(local.state_dict())
     assert torch.equal(larger.rel_w[2:11], local.rel_w)
     assert not any("window" in key for key in whole.state_dict())
+
+
+def test_a_whole_map_of_no_size_yet_cannot_take_a_windows_tables():
+    """It would take them for those of a small map, and stretch them."""
+    with pytest.raises(
+        RuntimeError, match=r"0.rel_w is of a window, this layer attends to maps of no size yet; pass size="
+    ):
+        nn.Sequential(layer()).load_state_dict(nn.Sequential(layer(window=5)).state_dict())
+
+
+def test_what_a_window_has_kept_is_fitted_is_said(caplog, monkeypatch):
+    monkeypatch.setattr(tables, "_told_resizes", set())
+    with caplog.at_level(logging.WARNING, logger="aaconv"):
+        layer(window=5).load_state_dict(layer(size=9).state_dict())
+    (said,) = (record.getMessage() for record in caplog.records)
+    assert said == "relative tables for windows of 9 pixels fitted to 5 (first: rel_h)"
+
+
+def test_averages_of_weights_take_in_all_buffers():
+    network = nn.Sequential(layer(window=5), nn.BatchNorm2d(8))
+    average = torch.optim.swa_utils.AveragedModel(network, use_buffers=True)
+    for _ in range(3):
+        average.update_parameters(network)
+    assert torch.equal(average.module[0].rel_h, network[0].rel_h)
 
 
 def test_a_longer_table_repeats_the_farthest_vectors():

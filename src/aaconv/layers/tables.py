@@ -13,7 +13,7 @@ from .tracing import is_exporting
 
 WINDOW_MARK = "tables_of_window"
 _log = logging.getLogger("aaconv")
-_told_resizes: set[tuple[int, int]] = set()
+_told_resizes: set[tuple[str, int, int]] = set()
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,8 @@ class RelativeTables(nn.Module):
             self.register_load_state_dict_pre_hook(_fit_on_load)
         if spec.names and spec.of_window:
             # Tells a checkpoint of a window from one of a smaller map, whose distances mean something else.
-            self.register_buffer(WINDOW_MARK, torch.ones((), dtype=torch.bool, device=factory.get("device")))
+            # A whole number, as batch norm's counter is: averages of weights can take it in.
+            self.register_buffer(WINDOW_MARK, torch.ones((), dtype=torch.long, device=factory.get("device")))
         if size is not None:
             self.materialize_tables(size)
 
@@ -101,23 +102,31 @@ class RelativeTables(nn.Module):
         return rel_h, rel_w
 
 
-def _fit_on_load(module: RelativeTables, state_dict: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Before a state dict is loaded: fit its tables to those of the module."""
+def _fit_on_load(
+    module: RelativeTables, state_dict: dict[str, Any], prefix: str, _: Any, strict: bool, *problems: list[str]
+) -> None:
+    """Before a state dict is loaded: fit its tables to those of the module. problems: lists of missing and unexpected
+    keys, and of other errors, that torch tells in the end."""
     of_window = state_dict.pop(prefix + WINDOW_MARK, None) is not None
     if module.table_spec.of_window:
         state_dict[prefix + WINDOW_MARK] = getattr(module, WINDOW_MARK)
     for name in module.table_spec.names:
         own, key = getattr(module, name), prefix + name
         loaded = state_dict.get(key)
+        if of_window and is_lazy(own) and loaded is not None and not is_lazy(loaded):
+            problems[-1].append(f"{key} is of a window, this layer attends to maps of no size yet; pass size=")
         if is_lazy(own) or loaded is None or is_lazy(loaded) or loaded.dim() != own.dim():
             continue
         old, new = (loaded.shape[-2] + 1) // 2, (own.shape[-2] + 1) // 2
         if old != new:
-            both = of_window or module.table_spec.of_window
-            state_dict[key] = extend_table(loaded, new) if both else fit_table(loaded, new)
-            if (old, new) not in _told_resizes:
-                _told_resizes.add((old, new))
-                _log.warning("relative tables for maps of %d pixels resized to %d (first: %s)", old, new, key)
+            if of_window or module.table_spec.of_window:
+                fitted, told = extend_table(loaded, new), "relative tables for windows of %d pixels fitted to %d"
+            else:
+                fitted, told = fit_table(loaded, new), "relative tables for maps of %d pixels resized to %d"
+            state_dict[key] = fitted
+            if (told, old, new) not in _told_resizes:
+                _told_resizes.add((told, old, new))
+                _log.warning(f"{told} (first: %s)", old, new, key)
 
 
 def fit_table(table: Tensor, length: int) -> Tensor:

@@ -240,9 +240,14 @@ def _why_not_built(name: str, options: dict[str, Any], reason: str) -> str:
         return f"{name} cannot be built: {first}"
     known = None if ":" in name else timm.get_pretrained_cfg(name)
     file = known.file if known and known.file else f"the file of weights of {name}"
-    tensor = more[0].strip().partition(', "')[0].rstrip(".")  # of a list of names the first
     way_out = f"leave out {', '.join(options)}" if options else "reinstall the package or export the weights again"
-    return f"{file} does not fit the network {name}: {tensor}; {way_out}"
+    return f"{file} does not fit the network {name}: {_first_misfit(reason)}; {way_out}"
+
+
+def _first_misfit(reason: str) -> str:
+    """Of all that load_state_dict says."""
+    _, first, *_ = reason.splitlines()
+    return first.strip().partition(', "')[0].rstrip(".")  # of a list of names the first
 
 
 def _class_names(known: dict[str, Any]) -> tuple[str, ...] | None:
@@ -254,13 +259,10 @@ def _class_names(known: dict[str, Any]) -> tuple[str, ...] | None:
 
 def fill(model: nn.Module, path: Path) -> None:
     """Read weights into the network; a ValueError names the first that does not fit."""
-    tensors, own = read_weights(path), model.state_dict()
-    for name in own.keys() | tensors.keys():
-        if name not in tensors or name not in own or own[name].shape != tensors[name].shape:
-            found = f"{list(tensors[name].shape)}" if name in tensors else "nothing"
-            wanted = f"{list(own[name].shape)}" if name in own else "nothing"
-            raise ValueError(f"{path} does not fit the network: of {name} it has {found}, the network {wanted}")
-    model.load_state_dict(tensors)
+    try:
+        model.load_state_dict(read_weights(path))  # which fits tables
+    except RuntimeError as error:
+        raise ValueError(f"{path} does not fit the network: {_first_misfit(str(error))}") from None
 
 
 def measured(loaded: TrainedModel, weights: str | None) -> TrainedModel:
