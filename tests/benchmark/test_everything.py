@@ -134,11 +134,12 @@ def test_what_fails_is_named_and_the_others_are_measured(tmp_path, capsys):
 
 
 def test_a_limit_ends_the_running_command_and_begins_no_other(tmp_path, capsys):
+    (tmp_path / "long.unfinished.json").write_text("of an earlier try")
     long = "attention --device cpu --rounds 1000000 --variants sdpa --shapes 1:4x4:4/2"
     with pytest.raises(SystemExit):
         measure(tmp_path, {"long": long, "next": f"{TINY} eager"}, limit=8)
     said = capsys.readouterr().err
-    assert "long: ended, the time is over" in said
+    assert "long: ended, the time is over; it has no row so far" in said
     assert "next: not begun, the time is over" in said
     assert not list(tmp_path.glob("next*"))
     assert not (tmp_path / "long.json").exists()

@@ -208,11 +208,13 @@ def _measure(job: Job, progress: Progress, until: float | None) -> bool:
         progress(f"{job.name}: not begun, the time is over")
         return False
     progress(f"{job.name}: {job.command}")
+    job.unfinished.unlink(missing_ok=True)
     process = job.start("--json", str(job.unfinished))
     try:
         code = process.wait(None if until is None else max(0.0, until - time.monotonic()))
     except subprocess.TimeoutExpired:
-        progress(f"{job.name}: ended, the time is over; its rows so far are in {job.unfinished}")
+        rows = f"its rows so far are in {job.unfinished}" if job.unfinished.exists() else "it has no row so far"
+        progress(f"{job.name}: ended, the time is over; {rows}")
         return False
     finally:
         if process.poll() is None:
