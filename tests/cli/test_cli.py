@@ -1,5 +1,6 @@
 """The command line: every command is reachable, and an error is one line that helps."""
 
+import errno
 import io
 import json
 import os
@@ -183,6 +184,8 @@ def test_a_misspelt_word_suggests_the_nearest(arguments, suggestion, capsys):
         (["bench", "layer", "--batch", "0"], "at least 1"),
         (["bench", "model", "--rounds", "two"], "at least 1"),
         (["bench", "layer", "--json", "/dev/null/result.json"], "/dev/null"),
+        (["explore", "aa_small", "image.jpg", "--model.window", "7"], "--model.window is an option of train; here a"),
+        (["train", "demo-aa", "--model.window", "none"], "'none'; on a command line 7, [7, 5] or, for none, null"),
     ],
 )
 def test_wrong_values_are_explained(arguments, hint, capsys):
@@ -199,6 +202,26 @@ def test_debugging_shows_the_traceback(monkeypatch):
     monkeypatch.setenv("AACONV_DEBUG", "1")
     with pytest.raises(ValueError, match="tables 1 to 9"):
         cli.main(["table", "12"])
+
+
+def _compile_with(error):
+    def backend(graph, inputs):
+        raise error
+
+    torch._dynamo.reset()
+    torch.compile(torch.sin, backend=backend)(torch.ones(1))
+
+
+def test_a_full_disk_while_compiling_is_one_line(monkeypatch, capsys):
+    monkeypatch.setattr(demo, "run", lambda: _compile_with(OSError(errno.ENOSPC, "No space left on device")))
+    told = "torch.compile cannot write its files: [Errno 28] No space left on device; set TORCHINDUCTOR_CACHE_DIR to"
+    assert told in error_of(capsys, "demo")
+
+
+def test_another_failure_of_the_compiler_is_a_traceback(monkeypatch):
+    monkeypatch.setattr(demo, "run", lambda: _compile_with(KeyError("stride")))
+    with pytest.raises(RuntimeError, match="stride"):
+        cli.main(["demo"])
 
 
 def test_interrupting_is_silent(monkeypatch, capsys):

@@ -121,7 +121,8 @@ def refuse_without_window(stride: Sizes, dilation: Sizes) -> None:
 def _pair(name: str, value: Sizes) -> tuple[int, int]:
     pair = tuple(value) if isinstance(value, tuple | list) else (value, value)
     if len(pair) != 2 or not all(type(one) is int and one >= 1 for one in pair):
-        raise ValueError(f"window{name} must be a whole number from 1, or a pair (rows, columns), got {value!r}")
+        hint = "; on a command line 7, [7, 5] or, for none, null" if isinstance(value, str) else ""
+        raise ValueError(f"window{name} must be a whole number from 1, or a pair (rows, columns), got {value!r}{hint}")
     if max(pair) > LARGEST:
         whole = "; a window as large as the map sees all of it" if not name else ""
         raise ValueError(f"window{name} must be at most {LARGEST}, got {value!r}{whole}")

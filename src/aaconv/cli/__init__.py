@@ -12,7 +12,7 @@ from pathlib import Path
 from ..version import __version__
 from . import bench, completion, data, doctor, explore, export, finetune, inference, models, paper, recipes, train
 from .parsing import Parser, nearest
-from .recipe_options import spell_out
+from .recipe_options import MODEL_OPTION, spell_out
 
 BACKENDS = ("eager", "sdpa", "triton")
 """Those of aaconv.attention, which is not imported for their names: that takes seconds."""
@@ -34,10 +34,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 141
     except KeyboardInterrupt:
         return 130
-    except (ValueError, OSError) as error:
-        if os.environ.get("AACONV_DEBUG") == "1":
+    except (ValueError, OSError, RuntimeError) as error:
+        reason = _reason(error)
+        if reason is None or os.environ.get("AACONV_DEBUG") == "1":
             raise
-        line = f"aaconv: error: {' '.join(str(error).split())}"
+        line = f"aaconv: error: {' '.join(reason.split())}"
         print(line, file=sys.stderr)
         _tell_torchrun(line)
         return 2
@@ -75,10 +76,23 @@ def _parse(words: Sequence[str]) -> argparse.Namespace:
         words = spell_out(words)
     chosen, unknown = parser.parse_known_args(words)
     if unknown:
-        option = unknown[0].partition("=")[0]
+        option = unknown[0].removeprefix(f"{MODEL_OPTION}OPTION=").partition("=")[0]
+        if unknown[0].startswith(MODEL_OPTION):
+            name = option.removeprefix(MODEL_OPTION).replace("_", "-")
+            command.error(f"{MODEL_OPTION}{name} is an option of train; here a network is as its name or run says")
         hint = nearest(option, command.option_strings()) if option.startswith("-") else ""
         command.error(f"unexpected argument {unknown[0]!r}{hint}")
     return chosen
+
+
+def _reason(error: Exception) -> str | None:
+    """What a person can do something about; None where the program is wrong."""
+    if isinstance(error, ValueError | OSError):
+        return str(error)
+    cause = getattr(error, "inner_exception", None)  # what has stopped torch's compiler
+    if isinstance(cause, OSError):
+        return f"torch.compile cannot write its files: {cause}; set TORCHINDUCTOR_CACHE_DIR to another folder"
+    return None
 
 
 def _check_backend() -> None:
