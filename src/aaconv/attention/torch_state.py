@@ -14,6 +14,12 @@ from torch import Tensor
 Function = TypeVar("Function", bound=Callable)
 
 
+def constant_to_compilers(function: Function) -> Function:
+    """torch.compiler.assume_constant_result, which imports torch's whole compiler for this one attribute."""
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 def someone_looks_on(*tensors: Tensor | None) -> bool:
     """Whether operations on these tensors must pass torch's dispatcher."""
     return (
@@ -28,7 +34,13 @@ def someone_looks_on(*tensors: Tensor | None) -> bool:
 def is_transformed() -> bool:
     """Whether a transform of torch.func or forward-mode differentiation is at work, which know nothing of our kernels:
     they refuse some, and take the tangent of others for zero."""
-    return not torch.compiler.is_compiling() and (torch._C._are_functorch_transforms_active() or is_forward_mode())
+    return not torch.compiler.is_compiling() and (is_in_transform() or is_forward_mode())
+
+
+@constant_to_compilers
+def is_in_transform() -> bool:
+    """Whether a transform of torch.func is at work; for a compiler, whether it compiles one."""
+    return torch._C._are_functorch_transforms_active()
 
 
 def is_forward_mode() -> bool:
@@ -58,9 +70,3 @@ def modules_are_watched() -> bool:
 
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-
-
-def constant_to_compilers(function: Function) -> Function:
-    """torch.compiler.assume_constant_result, which imports torch's whole compiler for this one attribute."""
-    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
-    return function

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from ..attention.torch_state import constant_to_compilers
+from ..attention.torch_state import constant_to_compilers, is_in_transform
 
 
 @constant_to_compilers
@@ -17,17 +17,12 @@ def is_exporting() -> bool:
     return torch.compiler.is_exporting()
 
 
-@constant_to_compilers
-def _is_transformed() -> bool:
-    return torch._C._are_functorch_transforms_active()
-
-
 def compiles_gradient(*tensors: Tensor) -> bool:
     """Whether an autograd.Function of ours may say what compilers make of a gradient by these tensors. Not where one of
     torch.func's transforms is compiled as well: these pass by what such a function computes forward, so that a gradient
     of a gradient would be wrong without a word. An export has no gradients."""
     wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
-    return wanted and torch.compiler.is_compiling() and not is_exporting() and not _is_transformed()
+    return wanted and torch.compiler.is_compiling() and not is_exporting() and not is_in_transform()
 
 
 def is_known(condition: Any) -> bool:
