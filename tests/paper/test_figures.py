@@ -114,14 +114,21 @@ def test_the_distance_is_drawn_relative_to_the_receptive_field(nothing_recorded,
         keep(nothing_recorded, f"shapes-distance-{distance}", "plain_small", {}, [top1, top1 - 1])
         keep(nothing_recorded, f"shapes-distance-{distance}-part", "plain_small", {}, [50.0])
         keep(nothing_recorded, f"shapes-distance-{distance}", "aa_small", {}, [100.0])
+    keep(nothing_recorded, "shapes-distance-6", "plain_small", {}, [98.0], epochs=5)
     with rc_context(STYLE):
         (axes,) = OUR_FIGURES["distance"]().axes
+    assert axes.get_title(loc="left") == "after 80 epochs"
     assert lines_of(axes) == {
         "convolutions only (n = 2)": [[0.4, 98.5], [2.0, 74.5]],
         "with attention (n = 1)": [[0.4, 100.0], [2.0, 100.0]],
     }
     runs = [marks.get_offsets().tolist() for marks in axes.collections if len(marks.get_offsets())]
     assert sorted(runs[0]) == [[0.4, 98.0], [0.4, 99.0], [2.0, 74.0], [2.0, 75.0]]
+    keep(nothing_recorded, "shapes-distance-6", "se_small", {}, [97.0], epochs=5)
+    with rc_context(STYLE):
+        shorter, _ = OUR_FIGURES["distance"]().axes
+    assert shorter.get_title(loc="left") == "after 5 epochs"
+    assert lines_of(shorter) == {"convolutions only (n = 1)": [[0.4, 98.0]], "with SE (n = 1)": [[0.4, 97.0]]}
     assert [receptive_field(strides) for strides in ((2,), (2, 2), (2, 2, 1), (2, 2, 1, 1))] == [3, 7, 15, 23]
 
 

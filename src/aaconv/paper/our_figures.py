@@ -20,6 +20,11 @@ from ..utils.terminal import plural
 ABLATION_DATA, SHAPES_DATA = "imagenette160", "shapes-distance-"
 QUEUE = "python examples/queue_runs.py"
 SMALL_STRIDES = (2, 2, 1)
+GRADED = {
+    "plain_small": (GREY, "convolutions only", "o-"),
+    "se_small": (BLUE, "with SE", "s-"),
+    "aa_small": (RED, "with attention", "D-"),
+}
 BY_PARTS = 75.0
 """Percent: what a network can reach on `shapes` whose windows never hold both objects; data/shapes.py has the proof."""
 
@@ -49,31 +54,44 @@ def ablation() -> Figure:
 
 
 def distance() -> Figure:
-    """Accuracy of small networks on `shapes` over the distance of the objects, relative to the receptive field."""
-    found: dict[str, list[Point]] = {"plain_small": [], "se_small": [], "aa_small": []}
-    graded = (one for one in _recorded() if one.dataset.startswith(SHAPES_DATA) and one.model in found)
-    ours, epochs = _of_one_length(graded)
+    """Accuracy of small networks on `shapes` over the distance of the objects, relative to the receptive field: a panel
+    for each length of training in which networks can be compared."""
+    graded = [one for one in _recorded() if one.dataset.startswith(SHAPES_DATA) and one.model in GRADED]
+    by_epochs: dict[int, list[Experiment]] = {}
+    for one in graded:
+        by_epochs.setdefault(one.epochs or 0, []).append(one)
+    networks = {epochs: len({one.model for one in ours}) for epochs, ours in by_epochs.items()}
+    lengths = sorted(epochs for epochs in by_epochs if networks[epochs] > 1 or len(by_epochs) == 1)
+    if not lengths:
+        raise ValueError(_nothing("shapes-distance-*"))
+    figure = Figure(figsize=(2.5 + 4.5 * len(lengths), 4.6), layout="constrained")
+    figure.suptitle("Have two objects the same colour? When attention is needed", x=0.01, ha="left", color=INK)
+    panels = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
+    for axes, epochs in zip(panels, lengths, strict=True):
+        axes.set_title(f"after {plural(epochs, 'epoch')}", loc="left", fontsize=11, color=INK)
+        axes.set_xlabel("distance of the objects / receptive field")
+        axes.set_ylim(40, 102)
+        _draw_distances(axes, by_epochs[epochs])
+    panels[0].set_ylabel("top-1 accuracy (%)")
+    return figure
+
+
+def _draw_distances(axes: Axes, ours: list[Experiment]) -> None:
+    found: dict[str, list[Point]] = {model: [] for model in GRADED}
     for one in _most_runs(ours):
         columns = one.dataset.removeprefix(SHAPES_DATA)
         if columns.isdecimal():
             field = receptive_field(one.options.get("strides", SMALL_STRIDES))
             found[one.model].append((int(columns) / field, one))
-    if not any(found.values()):
-        raise ValueError(_nothing("shapes-distance-*"))
-    title = "Have two objects the same colour? When attention is needed"
-    figure, axes = _new_figure(title, "distance of the objects / receptive field", epochs)
-    _draw(axes, found["plain_small"], GREY, "convolutions only", "o-", single_runs=True)
-    _draw(axes, found["se_small"], BLUE, "with SE", "s-", single_runs=True)
-    _draw(axes, found["aa_small"], RED, "with attention", "D-", single_runs=True)
+    for model, points in found.items():
+        _draw(axes, points, *GRADED[model], single_runs=True)
     axes.axhline(BY_PARTS, color=INK, linewidth=1, linestyle=(0, (1, 3)))
     axes.axvline(1, color=INK, linewidth=1, linestyle=(0, (4, 3)))
-    axes.set_ylim(40, 102)
     about = f"no window of a convolution holds both:\n{BY_PARTS:.0f} % at best"
     axes.text(
         0.99, BY_PARTS - 1, about, va="top", ha="right", fontsize=9, color=INK, transform=axes.get_yaxis_transform()
     )
     axes.legend(frameon=False, fontsize=9, loc="center right", bbox_to_anchor=(1, 0.37))
-    return figure
 
 
 OUR_FIGURES: dict[str, Callable[[], Figure]] = {"ablation": ablation, "distance": distance}
