@@ -62,7 +62,7 @@ def test_tiles_give_what_the_mask_gives(seed):
     height, width = draw.randint(1, 23), draw.randint(1, 23)
     sides = draw.randint(1, 14), draw.randint(1, 14)
     strides = tuple(draw.randint(1, side) for side in sides)
-    dilations = draw.randint(1, 3), draw.randint(1, 3)
+    dilations = draw.choice((1, 2, 3, 7, 40)), draw.choice((1, 2, 3, 5))
     window = make_window(sides, strides, dilations)
     inputs, grad = random_inputs(height, width, window, per_head=draw.random() < 0.5)
     positions = draw.random() < 0.8
@@ -70,6 +70,25 @@ def test_tiles_give_what_the_mask_gives(seed):
     wanted = output_and_gradients(inputs, grad, **options, backend="eager")
     for one, other in zip(output_and_gradients(inputs, grad, **options, backend="sdpa"), wanted, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
+
+
+def test_a_dilation_takes_four_calls_whatever_it_is(monkeypatch):
+    """One for each pair of a dilation's remainders would take minutes. In parts, if there are too many for a GPU."""
+    calls = []
+    monkeypatch.setattr("aaconv.attention.attend_decomposed", lambda q, *_, **__: calls.append(len(q)) or q)
+    qkv = torch.zeros(2, 33, 47, 24)
+
+    def attend():
+        calls.clear()
+        return attend_2d(qkv, None, None, num_heads=2, key_channels=8, backend="sdpa", window=3, window_dilation=16)
+
+    attend()
+    assert len(calls) == 4
+    assert sum(calls) == 2 * 16 * 16
+    monkeypatch.setattr(windows, "MAPS_AT_ONCE", 160)
+    attend()
+    assert max(calls) <= 160
+    assert sum(calls) == 2 * 16 * 16
 
 
 @pytest.mark.parametrize("backend", ["eager", "sdpa"])
@@ -145,6 +164,13 @@ def test_a_window_that_no_map_has_is_named(value):
         make_window(value)
     with pytest.raises(ValueError, match=r"^window_dilation must be at most 65536, got "):
         make_window(3, 1, value)
+
+
+def test_a_window_object_keeps_its_stride():
+    window = make_window(5, 2)
+    assert make_window(window) is window
+    with pytest.raises(ValueError, match=r"^window=\(5, 5\), window_stride=\(2, 2\) has a stride and .* got stride=3"):
+        attend_2d(torch.zeros(1, 9, 9, 24), None, None, num_heads=2, key_channels=8, window=window, window_stride=3)
 
 
 @pytest.mark.parametrize("option", ["window_stride", "window_dilation"])

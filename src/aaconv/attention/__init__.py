@@ -62,7 +62,7 @@ def attend_2d(
     torch.Size([1, 7, 9, 24])
     """
     if window is not None:
-        around = window if isinstance(window, Window) else make_window(window, window_stride, window_dilation)
+        around = make_window(window, window_stride, window_dilation)
         return _attend_windows(qkv, rel_h, rel_w, num_heads, key_channels, backend, around)
     if window_stride != 1 or window_dilation != 1:
         windows.refuse_without_window(window_stride, window_dilation)

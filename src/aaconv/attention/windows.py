@@ -23,6 +23,8 @@ SMALLEST_TILE = 8
 """Queries along one side of a tile: a program of the fused kernels takes 64."""
 LARGEST = 2**16
 """Of a window, a stride or a dilation: more pixels than a side of any map has."""
+MAPS_AT_ONCE = 2**14
+"""Smaller maps in one call, which a dilation cuts a batch into: a GPU starts at most 65,535 programs along an axis."""
 
 
 class Axis(NamedTuple):
@@ -98,8 +100,12 @@ class Window(NamedTuple):
 Sizes = int | tuple[int, int]
 
 
-def make_window(window: Sizes, stride: Sizes = 1, dilation: Sizes = 1) -> Window:
-    """From what a person writes: a number for both sides, or a pair (rows, columns)."""
+def make_window(window: Sizes | Window, stride: Sizes = 1, dilation: Sizes = 1) -> Window:
+    """From what a person writes: a number for both sides, a pair (rows, columns), or the Window of another call."""
+    if isinstance(window, Window):
+        if (stride, dilation) != (1, 1):
+            raise ValueError(f"{window} has a stride and a dilation of its own, got {stride=}, {dilation=}")
+        return window
     pairs = [_pair(name, value) for name, value in (("", window), ("_stride", stride), ("_dilation", dilation))]
     axes = [Axis(*of_axis) for of_axis in zip(*pairs, strict=True)]
     for axis in axes:
@@ -121,7 +127,7 @@ def refuse_without_window(stride: Sizes, dilation: Sizes) -> None:
 def _pair(name: str, value: Sizes) -> tuple[int, int]:
     pair = tuple(value) if isinstance(value, tuple | list) else (value, value)
     if len(pair) != 2 or not all(type(one) is int and one >= 1 for one in pair):
-        hint = "; on a command line 7, [7, 5] or, for none, null" if isinstance(value, str) else ""
+        hint = "; on a command line 7 or [7, 5]" if isinstance(value, str) else ""
         raise ValueError(f"window{name} must be a whole number from 1, or a pair (rows, columns), got {value!r}{hint}")
     if max(pair) > LARGEST:
         whole = "; a window as large as the map sees all of it" if not name else ""
@@ -181,10 +187,43 @@ def attend(
     # Pixels that a dilation keeps apart never see each other: so many smaller maps.
     height, width = _known(qkv.shape[1]), _known(qkv.shape[2])
     rows = []
-    for y in range(min(down, height)):
-        of_row = [attend_part(qkv[:, y::down, x::across]) for x in range(min(across, width))]
-        rows.append(_interleave(of_row, width, 2))
+    for of_rows in _strands(height, down, max(1, MAPS_AT_ONCE // max(1, qkv.shape[0] * across))):
+        lines = of_rows.cut(qkv, 1)
+        columns = []
+        for of_columns in _strands(width, across):
+            maps = of_columns.cut(lines, 3).permute(0, 2, 4, 1, 3, 5)
+            out = attend_part(maps.flatten(0, 2)).unflatten(0, maps.shape[:3])
+            columns.append(out.permute(0, 3, 1, 4, 2, 5))
+        rows.append(_interleave(columns, width, 3))
     return _interleave(rows, height, 1)
+
+
+class Strands(NamedTuple):
+    """Lines of a side that a dilation keeps apart: those from the `first` on, `number` of them beside each other, each
+    with `length` pixels."""
+
+    first: int
+    number: int
+    length: int
+    dilation: int
+
+    def cut(self, part: Tensor, dim: int) -> Tensor:
+        """A side as [..., length, number, ...]."""
+        whole = self.length * self.dilation
+        part = _pad(part, dim, 0, whole - part.shape[dim])
+        return part.unflatten(dim, (self.length, self.dilation)).narrow(dim + 1, self.first, self.number)
+
+
+def _strands(length: int, dilation: int, at_once: int = LARGEST) -> list[Strands]:
+    """All strands of a side, in groups of one length; the longer ones, which have a last pixel more, come first."""
+    dilation = min(dilation, length)
+    least, longer = divmod(length, dilation)
+    groups = [(0, longer, least + 1), (longer, dilation, least)]
+    return [
+        Strands(first, min(at_once, end - first), pixels, dilation)
+        for begin, end, pixels in groups
+        for first in range(begin, end, at_once)
+    ]
 
 
 def _known(length: int) -> int:
@@ -195,10 +234,10 @@ def _known(length: int) -> int:
 
 
 def _interleave(parts: list[Tensor], length: int, dim: int) -> Tensor:
-    """The first of every part, then the second of every part, and so on."""
+    """The strands of a side [..., pixels, strands, ...] beside each other again: [..., length, ...]."""
     longest = parts[0].shape[dim]
     widened = [_pad(part, dim, 0, longest - part.shape[dim]) for part in parts]
-    return torch.stack(widened, dim + 1).flatten(dim, dim + 1).narrow(dim, 0, length)
+    return torch.cat(widened, dim + 1).flatten(dim, dim + 1).narrow(dim, 0, length)
 
 
 def _attend_tiles(
