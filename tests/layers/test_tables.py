@@ -70,7 +70,7 @@ def test_a_checkpoint_of_another_size_is_resized_and_said_once(caplog, monkeypat
         larger.load_state_dict(trained.state_dict())
     assert larger[0].size == (14, 14)
     assert [r.getMessage() for r in caplog.records] == [
-        "relative tables for maps of 7 pixels resized to 14 (first: 0.rel_h)"
+        "relative tables for maps of 7 pixels fitted to maps of 14 pixels (first: 0.rel_h)"
     ]
     # Back in the small size the ends, the middle and everything that is no table are the trained ones.
     torch.testing.assert_close(larger[1].rel_w[[0, 13, -1]], trained[1].rel_w[[0, 6, -1]])

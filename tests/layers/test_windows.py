@@ -11,7 +11,7 @@ from torch import nn
 from aaconv import AAConv1d, AAConv2d, augment
 from aaconv.cost import count
 from aaconv.layers import tables
-from aaconv.layers.tables import extend_table
+from aaconv.layers.tables import fit_window_table
 
 SMALL = {"num_heads": 2, "key_channels": 8, "value_channels": 4}
 
@@ -68,6 +68,40 @@ def test_checkpoints_go_to_a_window_and_back():
     assert not any("window" in key for key in whole.state_dict())
 
 
+@pytest.mark.parametrize("options", [{"window": 5}, {"window": (3, 5), "window_dilation": (3, 2), "window_stride": 2}])
+def test_a_window_with_the_tables_of_a_map_weighs_as_the_map_does(options):
+    whole, local = layer(size=13).double(), layer(**options).double()
+    local.load_state_dict(whole.state_dict())
+    x = torch.randn(1, 3, 13, 13, dtype=torch.float64)
+    maps, wanted = local.attention_maps(x), whole.attention_maps(x)
+    wanted = wanted * (maps > 0)
+    torch.testing.assert_close(maps, wanted / wanted.sum(-1, keepdim=True))
+
+
+def test_a_dilation_goes_with_its_checkpoint():
+    wide, close, whole = layer(window=3, window_dilation=(1, 2)), layer(window=5), layer(size=13)
+    close.load_state_dict(wide.state_dict())
+    assert torch.equal(close.rel_w[::2], wide.rel_w)
+    assert torch.equal(close.rel_h[2:-2], wide.rel_h)
+    whole.load_state_dict(close.state_dict())
+    wide.load_state_dict(whole.state_dict())
+    assert torch.equal(wide.rel_w, close.rel_w[::2])
+    unsaid = {
+        key: value if value.is_floating_point() else torch.tensor(True) for key, value in wide.state_dict().items()
+    }
+    again = layer(window=3, window_dilation=(1, 2))
+    again.load_state_dict(unsaid)  # of a release whose marks did not say
+    assert torch.equal(again.rel_w, wide.rel_w)
+
+
+@pytest.mark.parametrize("options", [{"window": 5}, {"size": 9}], ids=str)
+def test_a_network_without_memory_takes_a_checkpoint_over(options):
+    with torch.device("meta"):
+        local = layer(window=5)
+    local.load_state_dict(layer(**options).state_dict(), assign=True)
+    assert {tensor.device.type for tensor in local.state_dict().values()} == {"cpu"}
+
+
 def test_a_whole_map_of_no_size_yet_cannot_take_a_windows_tables():
     """It would take them for those of a small map, and stretch them."""
     with pytest.raises(
@@ -81,7 +115,7 @@ def test_what_a_window_has_kept_is_fitted_is_said(caplog, monkeypatch):
     with caplog.at_level(logging.WARNING, logger="aaconv"):
         layer(window=5).load_state_dict(layer(size=9).state_dict())
     (said,) = (record.getMessage() for record in caplog.records)
-    assert said == "relative tables for windows of 9 pixels fitted to 5 (first: rel_h)"
+    assert said == "relative tables for maps of 9 pixels fitted to windows of 5 pixels (first: rel_h)"
 
 
 def test_averages_of_weights_take_in_all_buffers():
@@ -94,8 +128,10 @@ def test_averages_of_weights_take_in_all_buffers():
 
 def test_a_longer_table_repeats_the_farthest_vectors():
     table = torch.arange(5.0)[:, None]
-    assert extend_table(table, 5).flatten().tolist() == [0, 0, 0, 1, 2, 3, 4, 4, 4]
-    assert extend_table(table, 2).flatten().tolist() == [1, 2, 3]
+    assert fit_window_table(table, 5).flatten().tolist() == [0, 0, 0, 1, 2, 3, 4, 4, 4]
+    assert fit_window_table(table, 2).flatten().tolist() == [1, 2, 3]
+    assert fit_window_table(table, 3, 2).flatten().tolist() == [0, 0, 2, 4, 4]
+    assert fit_window_table(table, 3, 0.5).flatten().tolist() == [1, 1.5, 2, 2.5, 3]
 
 
 def test_gradients_reach_everything():

@@ -122,7 +122,8 @@ class AttentionBranch(RelativeTables):
         depth = self.key_channels // self.num_heads
         mean, std = table_statistics(self.init, depth)
         names = ("rel_h", "rel_w")[-self.dimensions :] if self.position.has_tables else ()
-        return TableSpec(names, depth, None if self.share_heads else self.num_heads, mean, std, self.window is not None)
+        steps = tuple(axis.dilation for axis in self.window)[-len(names) :] if self.window and names else ()
+        return TableSpec(names, depth, None if self.share_heads else self.num_heads, mean, std, steps)
 
     def _as_map(self, x: Tensor) -> Tensor:
         return x

@@ -13,7 +13,7 @@ from .tracing import is_exporting
 
 WINDOW_MARK = "tables_of_window"
 _log = logging.getLogger("aaconv")
-_told_resizes: set[tuple[str, int, int]] = set()
+_told_resizes: set[str] = set()
 
 
 @dataclass(frozen=True)
@@ -26,8 +26,13 @@ class TableSpec:
     heads: int | None
     mean: float
     std: float
-    of_window: bool = False
-    """Made for a window, which is the same whatever the map."""
+    steps: tuple[int, ...] = ()
+    """Of tables for a window, which are the same whatever the map: pixels from one distance of each to the next, the
+    window's dilation."""
+
+    @property
+    def of_window(self) -> bool:
+        return bool(self.steps)
 
     def shape(self, length: int) -> tuple[int, ...]:
         """Of the table for an axis of so many pixels."""
@@ -57,8 +62,7 @@ class RelativeTables(nn.Module):
             self.register_load_state_dict_pre_hook(_fit_on_load)
         if spec.names and spec.of_window:
             # Tells a checkpoint of a window from one of a smaller map, whose distances mean something else.
-            # A whole number, as batch norm's counter is: averages of weights can take it in.
-            self.register_buffer(WINDOW_MARK, torch.ones((), dtype=torch.long, device=factory.get("device")))
+            self.register_buffer(WINDOW_MARK, _mark(spec, factory.get("device")))
         if size is not None:
             self.materialize_tables(size)
 
@@ -102,31 +106,53 @@ class RelativeTables(nn.Module):
         return rel_h, rel_w
 
 
+def _mark(spec: TableSpec, device: Any) -> Tensor:
+    """What a checkpoint of a window has besides: the steps of its tables. Whole numbers, as batch norm's counter is:
+    averages of weights can take them in."""
+    return torch.tensor(spec.steps, dtype=torch.long, device=device)
+
+
 def _fit_on_load(
     module: RelativeTables, state_dict: dict[str, Any], prefix: str, _: Any, strict: bool, *problems: list[str]
 ) -> None:
     """Before a state dict is loaded: fit its tables to those of the module. problems: lists of missing and unexpected
     keys, and of other errors, that torch tells in the end."""
-    of_window = state_dict.pop(prefix + WINDOW_MARK, None) is not None
-    if module.table_spec.of_window:
-        state_dict[prefix + WINDOW_MARK] = getattr(module, WINDOW_MARK)
-    for name in module.table_spec.names:
+    spec, mark = module.table_spec, state_dict.pop(prefix + WINDOW_MARK, None)
+    old_steps = _steps_of(mark, spec)
+    for name, old_step, step in zip(spec.names, old_steps, spec.steps or (1,) * len(spec.names), strict=True):
         own, key = getattr(module, name), prefix + name
         loaded = state_dict.get(key)
-        if of_window and is_lazy(own) and loaded is not None and not is_lazy(loaded):
+        if mark is not None and is_lazy(own) and loaded is not None and not is_lazy(loaded):
             problems[-1].append(f"{key} is of a window, this layer attends to maps of no size yet; pass size=")
         if is_lazy(own) or loaded is None or is_lazy(loaded) or loaded.dim() != own.dim():
             continue
         old, new = (loaded.shape[-2] + 1) // 2, (own.shape[-2] + 1) // 2
-        if old != new:
-            if of_window or module.table_spec.of_window:
-                fitted, told = extend_table(loaded, new), "relative tables for windows of %d pixels fitted to %d"
-            else:
-                fitted, told = fit_table(loaded, new), "relative tables for maps of %d pixels resized to %d"
-            state_dict[key] = fitted
-            if (told, old, new) not in _told_resizes:
-                _told_resizes.add((told, old, new))
-                _log.warning(f"{told} (first: %s)", old, new, key)
+        if (old, old_step) == (new, step):
+            continue
+        if mark is None and not spec.of_window:
+            state_dict[key] = fit_table(loaded, new)
+        else:
+            state_dict[key] = fit_window_table(loaded, new, step / old_step)
+        before, now = _about(old, old_step, mark is not None), _about(new, step, spec.of_window)
+        if (told := f"relative tables for {before} fitted to {now}") not in _told_resizes:
+            _told_resizes.add(told)
+            _log.warning("%s (first: %s)", told, key)
+    if spec.of_window:
+        place = mark if mark is not None else state_dict.get(prefix + spec.names[-1], getattr(module, WINDOW_MARK))
+        state_dict[prefix + WINDOW_MARK] = _mark(spec, place.device)
+
+
+def _steps_of(mark: Tensor | None, spec: TableSpec) -> tuple[int, ...]:
+    """Those of the tables that are loaded: 1 for a map's; where a mark does not say, the module's own."""
+    if mark is None:
+        return (1,) * len(spec.names)
+    said = mark.dim() == 1 and not mark.is_meta and len(mark) == len(spec.names)
+    return tuple(mark.tolist()) if said else spec.steps or (1,) * len(spec.names)
+
+
+def _about(length: int, step: int, of_window: bool) -> str:
+    what = "windows" if of_window else "maps"
+    return f"{what} of {length} pixels{f', dilation {step}' if step != 1 else ''}"
 
 
 def fit_table(table: Tensor, length: int) -> Tensor:
@@ -144,12 +170,19 @@ def fit_table(table: Tensor, length: int) -> Tensor:
     return _interpolate(table, longest, length)
 
 
-def extend_table(table: Tensor, length: int) -> Tensor:
-    """A window's table for another window, or from and to that of a map: distances stay what they are. A larger one
-    repeats the farthest vectors that the table knows."""
-    longest = (table.shape[-2] + 1) // 2
-    place = torch.arange(2 * length - 1, device=table.device) - (length - 1)
-    return table[..., place.clamp(1 - longest, longest - 1) + longest - 1, :]
+def fit_window_table(table: Tensor, length: int, step: float = 1) -> Tensor:
+    """A window's table for another window, or from and to that of a map: distances stay what they are. Those farther
+    than the table knows have its farthest vectors, those between two of its distances lie between their vectors.
+
+    step: how many of the table's distances are one of the new table's.
+    """
+    longest, exact = (table.shape[-2] + 1) // 2, torch.promote_types(table.dtype, torch.float32)
+    place = (torch.arange(2 * length - 1, device=table.device, dtype=torch.float64) - (length - 1)) * step
+    place = place.clamp(1 - longest, longest - 1) + longest - 1
+    below = place.long()
+    above = (below + 1).clamp(max=2 * longest - 2)
+    part = (place - below).to(exact)[:, None]
+    return torch.lerp(table[..., below, :].to(exact), table[..., above, :].to(exact), part).to(table.dtype)
 
 
 def _interpolate(table: Tensor, longest: int, length: int) -> Tensor:
