@@ -152,6 +152,12 @@ def test_compiled_in_one_graph():
     torch.testing.assert_close(compiled(*inputs), attend(*inputs))
 
 
+def test_triton_says_why_its_windows_cannot_run():
+    inputs, _ = random_inputs(9, 11, make_window(5))
+    with pytest.raises(ValueError, match=r"^backend='triton' cannot run: .*; the kernels for windows: \w"):
+        attend_2d(*inputs, **SIZES, window=5, backend="triton")  # float64
+
+
 @pytest.mark.parametrize("value", [0, -3, 2.5, "7", True, (3,), (3, 3, 3), (3, 0)])
 def test_a_wrong_window_is_named(value):
     with pytest.raises(ValueError, match=r"^window must be a whole number from 1, or a pair \(rows, columns\), got "):

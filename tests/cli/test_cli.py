@@ -185,6 +185,10 @@ def test_a_misspelt_word_suggests_the_nearest(arguments, suggestion, capsys):
         (["bench", "model", "--rounds", "two"], "at least 1"),
         (["bench", "layer", "--json", "/dev/null/result.json"], "/dev/null"),
         (["explore", "aa_small", "image.jpg", "--model.window", "7"], "--model.window is an option of train; here a"),
+        (
+            ["train", "demo-aa", "--model.window", "null"],
+            "timm leaves out what is null, so aa_small would take its own",
+        ),
         (["train", "demo-aa", "--model.window", "none"], "'none'; on a command line 7 or [7, 5]"),
     ],
 )

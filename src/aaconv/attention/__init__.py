@@ -128,7 +128,12 @@ def _attend_windows(
     if height * width == 0:
         return eager.attend(qkv, rel_h, rel_w, **sizes, window=window)
     attend = functools.partial(attend_decomposed, backend=named)
-    return windows.attend(qkv, rel_h, rel_w, window, **sizes, attend_decomposed=attend)
+    try:
+        return windows.attend(qkv, rel_h, rel_w, window, **sizes, attend_decomposed=attend)
+    except ValueError as error:
+        if named != "triton":
+            raise
+        raise ValueError(f"{error}; the kernels for windows: {reason}") from None
 
 
 def attend_decomposed(

@@ -55,6 +55,13 @@ def check_model(recipe: Recipe) -> None:
     """Build the network without memory for it; what is wrong with its name or options is a ValueError."""
     from ..models import create_without_memory
 
+    for name, value in recipe.model.options.items():
+        if value is None:
+            option = f"--model.{name.replace('_', '-')}"
+            raise ValueError(
+                f"{option} null: timm leaves out what is null, so {recipe.model.name} would take its own value; "
+                f"leave {option} out, or name a network without it"
+            )
     try:
         create_without_memory(recipe.model.name, **recipe.model.network_options)
     except (TypeError, ValueError, RuntimeError, AttributeError, KeyError) as error:
