@@ -143,7 +143,8 @@ def test_gradients_reach_everything():
 def test_augment_takes_a_window_or_a_rule():
     model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, stride=2, padding=1))
     rule = {"0": 7}
-    local, _ = augment(model, 32, where="*", window=lambda name, conv, size: rule.get(name))
+    local, report = augment(model, 32, where="*", window=lambda name, conv, size: rule.get(name))
+    assert [" in 7 x 7 " in line for line in str(report).splitlines()] == [False, True, False, False]
     assert local[0].window.size == (7, 7)
     assert local[1].window is None
     assert local.augmentations[0]["window"] == {"0": (7, 7)}

@@ -267,12 +267,13 @@ def _replacement(name: str, conv: nn.Conv2d, layer: AAConv2d, in_size: Size, out
     return Replacement(
         name,
         out_size,
-        layer.attention_size(*in_size),
+        size := layer.attention_size(*in_size),
         layer.num_heads,
         layer.key_channels,
         layer.value_channels,
         parameters_before=sum(parameter.numel() for parameter in conv.parameters()),
         parameters_after=sum(parameter.numel() for parameter in layer.parameters()),
+        window=layer.window.keys(*size) if layer.window else None,
     )
 
 

@@ -20,6 +20,8 @@ class Replacement:
     value_channels: int
     parameters_before: int
     parameters_after: int
+    window: Size | None = None
+    """Keys that a query sees, rows and columns; None: the whole map."""
 
 
 @dataclass(frozen=True, repr=False)
@@ -40,7 +42,9 @@ class Report(TableReport):
         """Names first, then numbers; the first row is the head, the last one the sum."""
         yield ("layer", "map", "attends at", "heads", "dk", "dv", "parameters", "augmented")
         for row in self.replacements:
-            sizes = ("{} x {}".format(*size) for size in (row.size, row.attention_size))
+            sizes = ["{} x {}".format(*size) for size in (row.size, row.attention_size)]
+            if row.window is not None:
+                sizes[1] += " in {} x {}".format(*row.window)
             channels = (str(number) for number in (row.num_heads, row.key_channels, row.value_channels))
             yield (row.name, *sizes, *channels, f"{row.parameters_before:,}", f"{row.parameters_after:,}")
         yield ("in all", "", "", "", "", "", f"{self.parameters_before:,}", f"{self.parameters_after:,}")
