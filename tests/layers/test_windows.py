@@ -140,6 +140,24 @@ def test_gradients_reach_everything():
     assert all(parameter.grad.abs().sum() > 0 for parameter in made.parameters())
 
 
+@pytest.mark.filterwarnings("ignore:There is a performance drop", "ignore:`torch.jit.script` is deprecated")
+@pytest.mark.parametrize("backend", ["eager", "sdpa"])
+def test_transforms_go_through_windows(backend):
+    """A gradient for each image, and a derivative along a direction."""
+    made = layer(window=(3, 4), window_dilation=(2, 1), backend=backend).double()
+    x, along = torch.randn(2, 2, 3, 7, 5, dtype=torch.float64)
+
+    def loss(one):
+        return made(one[None]).sin().sum()
+
+    by_image = torch.func.vmap(torch.func.grad(loss))(x)
+    leaf = x.clone().requires_grad_()
+    made(leaf).sin().sum().backward()
+    torch.testing.assert_close(by_image, leaf.grad)
+    _, change = torch.func.jvp(made, (x,), (along,))
+    torch.testing.assert_close(change, (made(x + 1e-6 * along) - made(x - 1e-6 * along)) / 2e-6, rtol=1e-5, atol=1e-7)
+
+
 def test_augment_takes_a_window_or_a_rule():
     model = nn.Sequential(nn.Conv2d(3, 16, 3, padding=1), nn.Conv2d(16, 16, 3, stride=2, padding=1))
     rule = {"0": 7}
