@@ -2,7 +2,7 @@
 
 python examples/compare_speed.py                          # ResNet-50, batch 128, inference and training, not compiled
 python examples/compare_speed.py --modes eager compile    # torch.compile as well; graphs: its mode="reduce-overhead"
-python examples/compare_speed.py --batch 1 8 --phases inference
+python examples/compare_speed.py --batch 1 8 --phases inference --json speeds.json
 """
 
 import argparse
@@ -13,6 +13,7 @@ import torch
 import torch.nn.functional as F
 
 import aaconv  # noqa: F401  registers aa_resnet50 with timm
+from aaconv.benchmark.output import Results
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--models", nargs="+", default=["resnet50", "seresnet50", "aa_resnet50"])
@@ -21,8 +22,10 @@ parser.add_argument("--phases", nargs="+", choices=["inference", "training"], de
 parser.add_argument("--batch", nargs="+", type=int, default=[128])
 parser.add_argument("--size", type=int, default=224)
 parser.add_argument("--rounds", type=int, default=5)
+parser.add_argument("--json", metavar="FILE", help="write the rows to FILE as well, with versions and device")
 chosen = parser.parse_args()
 device = "cuda" if torch.cuda.is_available() else "cpu"
+results = Results("compare_speed", torch.device(device), chosen.json, size=chosen.size, rounds=chosen.rounds)
 torch.backends.cudnn.benchmark = True
 
 
@@ -70,6 +73,8 @@ def compare(phase, mode, batch):
     first = next(iter(times.values()))
     for name, time_ in times.items():
         print(f"{phase:9}  {mode:7}  batch {batch:3}  {name:14} {time_:8.2f} ms  {time_ / first:.2f} x", flush=True)
+        row = {"model": name, "phase": phase, "mode": mode, "batch": batch, "ms": time_, "to_first": time_ / first}
+        results.add(row)
 
 
 for mode in chosen.modes:

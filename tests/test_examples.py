@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 from aaconv.explore import Shown
@@ -77,11 +78,19 @@ def test_scripts_of_timm_know_our_models(run_example, tmp_path):
         run_example("timm_script.py", "nothing.py")
 
 
-def test_speeds_are_compared(run_example):
-    options = ("--models", "test_resnet", "aa_small", "--batch", 2, "--size", 32, "--rounds", 1)
-    printed = run_example("compare_speed.py", *options, "--phases", "inference")
-    assert "test_resnet" in printed
-    assert "aa_small" in printed
+def test_speeds_are_compared(run_example, tmp_path):
+    options = ("--models", "test_resnet", "aa_small", "--batch", 1, 2, "--size", 32, "--rounds", 1)
+    printed = run_example("compare_speed.py", *options, "--phases", "inference", "--json", tmp_path / "speeds.json")
+    written = json.loads((tmp_path / "speeds.json").read_text())
+    assert written["environment"]["torch"] == torch.__version__
+    rows = written["rows"]
+    assert [(row["batch"], row["model"]) for row in rows] == [
+        (batch, name) for batch in (1, 2) for name in ("test_resnet", "aa_small")
+    ]
+    for row, line in zip(rows, printed.splitlines(), strict=True):
+        assert f"{row['model']} " in line
+        assert line.endswith(f"{row['ms']:.2f} ms  {row['to_first']:.2f} x")
+    assert rows[3]["to_first"] == rows[3]["ms"] / rows[2]["ms"]
 
 
 def test_the_notebook_of_the_explorer(monkeypatch, tmp_path):

@@ -382,6 +382,19 @@ def test_only_what_takes_time_on_the_device_has_a_kind():
     assert list(times) == ["convolutions and products", "pack"]
 
 
+def test_a_free_attention_leaves_the_rest_of_the_step(capsys):
+    networks = [model.Network(name) for name in ("plain_resnet50", "se_resnet50", "aa_resnet50")]
+    kernels_ms = [{"pointwise": 8.0}, {"pointwise": 9.0}, {"pointwise": 8.0, "pack": 1.0, "attend_forward": 2.0}]
+    cases = [model.Case(n, "train", kernels_ms=ms) for n, ms in zip(networks, kernels_ms, strict=True)]
+    timings = [{"graph": Timing(ms, ms, ms)} for ms in (8.0, 9.0, 13.0)]
+    rows = [case.row(timing, timings[0], batch=1) for case, timing in zip(cases, timings, strict=True)]
+    assert [row.get("free_attention_to_first") for row in rows] == [None, None, 10 / 8]
+    results = Results("model", CPU, None)
+    results.replace(rows)
+    model.print_rows(results, torch.device("cuda"), batch=1, size=8, compiled=False)
+    assert re.search(r"aa_resnet50 .* 1\.625 +1\.250", capsys.readouterr().out)
+
+
 def test_times_by_kind_are_told_in_a_line():
     line = kernels.describe({"pointwise": 6.6, "pack": 0.5, "attend_forward": 0.42, "other": 0.001})
     assert line == "pointwise 6.60, attention 0.92 (pack 0.50, attend_forward 0.42)"

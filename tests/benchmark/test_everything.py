@@ -2,6 +2,7 @@
 
 import json
 import os
+import runpy
 import shlex
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import torch
 from aaconv.benchmark import everything
 from aaconv.cli import _parse
 from aaconv.utils.environment import environment
+from support.places import REPOSITORY
 
 CPU = torch.device("cpu")
 TINY = "attention --device cpu --shapes 1:2x2:4/2 --variants"
@@ -158,11 +160,36 @@ def test_without_a_gpu_the_list_is_advised(tmp_path):
     assert not (tmp_path / "new").exists()
 
 
-def test_the_list_is_of_commands_that_aaconv_takes(capsys):
+@pytest.fixture
+def run_loop(monkeypatch):
+    """Runs an example of the list in this process, on a small network."""
+
+    def run(words):
+        small = ("--models", "test_resnet", "--modes", "eager", "--batch", "2", "--size", "32", "--rounds", "1")
+        monkeypatch.setattr(sys, "argv", [*words, *small])
+        runpy.run_path(str(REPOSITORY / words[0]), run_name="__main__")
+
+    return run
+
+
+def test_the_list_is_of_commands_that_can_be_run(run_loop, capsys):
     everything.run("", listed=True)
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == len(everything.COMMANDS)
     for line in lines:
         program, *words = shlex.split(line, comments=True)
-        assert program == "aaconv"
-        _parse(words)  # or it ends the process
+        if program == "aaconv":
+            _parse(words)  # or it ends the process
+        else:
+            run_loop(words)
+
+
+def test_an_example_is_measured_as_a_benchmark_is(tmp_path, started, monkeypatch):
+    monkeypatch.chdir(tmp_path)  # where there are no examples
+    tiny = "examples/compare_speed.py --models test_resnet --batch 1 --size 32 --phases inference"
+    for _ in range(2):
+        measure(tmp_path, {"loop": tiny}, side_by_side=1)
+    assert started == [("loop", False), ("loop", True)]
+    (row,) = json.loads((tmp_path / "loop.json").read_text())["rows"]
+    assert (row["model"], row["to_first"]) == ("test_resnet", 1.0)
+    assert (tmp_path / "loop.log").read_text().startswith(f"python {tiny}\n")

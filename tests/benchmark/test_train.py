@@ -6,6 +6,8 @@ import pytest
 
 from aaconv import cli
 from aaconv.benchmark import train
+from aaconv.data.resident import InceptionLoader
+from support.command_line import error_of
 
 pytestmark = pytest.mark.usefixtures("no_curves", "one_thread")
 
@@ -33,6 +35,26 @@ def test_the_ratio_is_that_of_the_medians(bench, tmp_path):
     assert "noise of CIFAR-100's size" in printed
     assert f"{row['epoch_to_bare']:.3f}" in printed
     assert found["settings"]["precision"] == "float32"
+
+
+@pytest.mark.slow
+def test_larger_images_lie_on_the_device_as_a_recipe_keeps_them(bench, tmp_path, monkeypatch):
+    """At the size that was asked for, by the loader of recipes with in_memory."""
+    trainers, bare_steps = [], train._bare_steps
+    monkeypatch.setattr(train, "_bare_steps", lambda trainer: trainers.append(trainer) or bare_steps(trainer))
+    code, printed = bench("--size", "40", "--json", str(tmp_path / "train.json"))
+    assert code == 0
+    assert "noise of 40 x 40" in printed
+    found = json.loads((tmp_path / "train.json").read_text())
+    assert (found["settings"]["size"], found["rows"][0]["steps"]) == (40, 4)
+    loader = trainers[0].train_loader
+    assert isinstance(loader, InceptionLoader)
+    images, _ = next(loader.batches())
+    assert images.shape == (8, 3, 40, 40)
+
+
+def test_a_size_and_real_images_exclude_each_other(capsys):
+    assert "drop --size or --data-dir" in error_of(capsys, "bench", "train", "--size", "40", "--data-dir", "data")
 
 
 def test_noise_has_cifars_form():

@@ -1,4 +1,5 @@
-"""`aaconv bench all`: the benchmarks of docs/benchmarks.md that need a GPU, a JSON file each, all of one commit.
+"""`aaconv bench all`: the benchmarks of docs/benchmarks.md that need a GPU, a JSON file each, all of one commit; the
+user's own loop of examples/compare_speed.py among them.
 
 What is there already, of the same command, commit, versions and GPU, is not measured again, so the same line goes on
 where it was stopped. Compiling takes longer than measuring. So the commands may run side by side first, what they
@@ -30,29 +31,55 @@ PAPER_HEADS, WIDE_HEADS = (" ".join(map(str, shapes)) for shapes in (PAPER_SHAPE
 WINDOWS = " ".join(
     f"32:{side}x{side}:{heads}@{k}" for side in (56, 112) for heads in ("20/3", "32/32") for k in (7, 13)
 )
+LOOP = "examples/compare_speed.py"
+LOOP_COMPILED = f"{LOOP} --models resnet50 aa_resnet50"
+TRAIN = "train --rounds 3 --images 25600"
 COMMANDS = {
-    "attention-{gpu}": f"attention --rounds 3 --variants triton compiled flex --shapes {PAPER_HEADS}",
+    "attention-three-{gpu}": "attention --rounds 3 --variants triton compiled --shapes "
+    "8:40x40:20/3 128:14x14:20/3 128:32x32:20/2",
+    "loop-{gpu}": LOOP,
+    "loop-batch1-graphs-{gpu}": f"{LOOP_COMPILED} --modes graphs --batch 1 --phases inference",
+    "resnet50-{gpu}": "model --models plain_resnet50 se_resnet50 aa_resnet50 --rounds 4",
+    "loop-graphs-{gpu}": f"{LOOP_COMPILED} --modes graphs",
+    "loop-compiled-{gpu}": f"{LOOP_COMPILED} --modes compile",
+    "wrn28_10-{gpu}": "model --models plain_wrn28_10 aa_wrn28_10 --batch 256 --size 32 --train --rounds 4",
+    "loop-small-{gpu}": f"{LOOP} --batch 1 8 --phases inference",
+    "resnet50-batch1-{gpu}": "model --models plain_resnet50 se_resnet50 aa_resnet50 --batch 1 --infer --rounds 4",
+    "train-{gpu}": TRAIN,
+    "train-graphs-{gpu}": f"{TRAIN} --compile reduce-overhead",
+    "train-aa-{gpu}": f"{TRAIN} --model aa_wrn28_10",
+    "train-aa-graphs-{gpu}": f"{TRAIN} --model aa_wrn28_10 --compile reduce-overhead",
+    "train-160-{gpu}": "train --rounds 3 --images 9600 --model aa_resnet50 --size 160 --batch 128 "
+    "--compile reduce-overhead",
     "attention-windows-{gpu}": f"attention --rounds 2 --variants triton flex --shapes {WINDOWS}",
-    "attention-wide-{gpu}": f"attention --rounds 4 --variants triton sdpa bias nopos --shapes {WIDE_HEADS}",
+    "resnet50-windows-{gpu}": "model --models plain_resnet50 aa_window_resnet50 aa_window_resnet50:num_heads=8 "
+    "--rounds 4",
+    "resnet50-160-{gpu}": "model --models plain_resnet50 aa_resnet50 aa_window_resnet50:window=7,num_heads=8 "
+    "aa_window_resnet50:num_heads=8 aa_window_resnet50 --train --size 160 --rounds 4",
+    "attention-{gpu}": f"attention --rounds 3 --variants triton compiled flex --shapes {PAPER_HEADS}",
+    "attention-wide-{gpu}": f"attention --rounds 4 --variants triton sdpa bias nopos --shapes {WIDE_HEADS} "
+    "128:14x14:20/3 128:14x14:32/32",
     "attention-wide-fp16-{gpu}": "attention --precision fp16 --rounds 3 --variants triton sdpa bias nopos --shapes "
-    f"{WIDE_HEADS}",
+    f"{WIDE_HEADS} 128:14x14:20/3",
     "attention-float32-{gpu}": "attention --precision float32 --rounds 2 --variants triton sdpa --shapes "
     "128:14x14:20/3 32:32x32:20/2 128:14x14:32/32 1:64x64:64/64:12 16:14x14:128/128:4",
     "attention-no-positions-{gpu}": "attention --no-positions --rounds 2 --variants triton sdpa --shapes "
     "128:14x14:20/3 128:14x14:32/32 4:64x64:64/64:12 128:14x14:128/128:4",
-    "resnet50-{gpu}": "model --models plain_resnet50 se_resnet50 aa_resnet50 aa_window_resnet50 --rounds 4",
-    "resnet50-not-compiled-{gpu}": "model --models plain_resnet50 se_resnet50 aa_resnet50 --no-compile",
-    "resnet50-batch1-{gpu}": "model --models plain_resnet50 se_resnet50 aa_resnet50 --batch 1 --infer",
-    "resnet50-160-{gpu}": "model --models plain_resnet50 aa_resnet50 aa_window_resnet50:window=7,num_heads=8 "
-    "aa_window_resnet50:num_heads=8 aa_window_resnet50 --train --size 160",
-    "resnet50-cpp-{gpu}": "model --infer --cpp-wrapper",
-    "wrn28_10-{gpu}": "model --models plain_wrn28_10 aa_wrn28_10 --batch 256 --size 32 --train",
     "accelerate-{gpu}": "accelerate --rounds 4",
-    "train-{gpu}": "train",
-    "table2": "table2",  # `aaconv table 2` reads this name
+    "table2": "table2 --rounds 4",  # `aaconv table 2` reads this name
+    "resnet50-cpp-{gpu}": "model --infer --cpp-wrapper --rounds 4",
 }
-"""File, without its ending, and what follows `aaconv bench`."""
+"""File, without its ending, and what follows `aaconv bench`, or `python` where it is an example. Those that say the
+most in the least time come first."""
 BENCH = (sys.executable, "-m", "aaconv", "bench")
+EXAMPLES = "examples/"
+CHECKOUT = Path(__file__).parents[3]
+"""Where the examples are; an installed package has none."""
+
+
+def _line(command: str) -> str:
+    """As one types it."""
+    return f"{'python' if command.startswith(EXAMPLES) else 'aaconv bench'} {command}"
 
 
 @dataclass(frozen=True)
@@ -83,13 +110,18 @@ class Job:
 
     @property
     def command(self) -> str:
-        return f"aaconv bench {' '.join(self.words)}"
+        return _line(" ".join(self.words))
+
+    @property
+    def program(self) -> tuple[str, ...]:
+        first, *rest = self.words
+        return (sys.executable, str(CHECKOUT / first), *rest) if first.startswith(EXAMPLES) else (*BENCH, *self.words)
 
     def start(self, *words: str, log: Path | None = None) -> subprocess.Popen:
         with (log or self.unfinished_log).open("w") as out:
             print(self.command, file=out, flush=True)
             return subprocess.Popen(
-                [*BENCH, *self.words, *words], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
+                [*self.program, *words], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
             )
 
 
@@ -112,7 +144,7 @@ def run(
     chosen = _choose(commands, only)
     if listed:
         for name, full in chosen.items():
-            print(f"aaconv bench {commands[full]}  # {name}")
+            print(f"{_line(commands[full])}  # {name}")
         return
     here = environment(device or _gpu())
     gpu = "-".join(re.findall(r"[a-z0-9]+", here["device"].lower().removeprefix("nvidia ").removeprefix("geforce ")))

@@ -52,10 +52,20 @@ def kind_of(kernel: str) -> str:
     return next((kind for kind, pattern in KINDS.items() if re.search(pattern, kernel)), "other")
 
 
+def ratio_if_free(step_ms: float, times: dict[str, float], first_ms: float) -> float | None:
+    """A step against the first network's, if its kernels of attention took no time; None where it has none."""
+    attention = sum(_of_attention(times).values())
+    return (step_ms - attention) / first_ms if attention else None
+
+
+def _of_attention(times: dict[str, float]) -> dict[str, float]:
+    return {kind: ms for kind, ms in times.items() if OURS.fullmatch(kind)}
+
+
 def describe(times: dict[str, float]) -> str:
     """In one line: the kinds, then what of it is attention."""
-    ours = {kind: ms for kind, ms in times.items() if OURS.fullmatch(kind)}
-    others = [f"{kind} {ms:.2f}" for kind, ms in times.items() if not OURS.fullmatch(kind) and ms >= 0.005]
+    ours = _of_attention(times)
+    others = [f"{kind} {ms:.2f}" for kind, ms in times.items() if kind not in ours and ms >= 0.005]
     if ours:
         parts = ", ".join(f"{kind} {ms:.2f}" for kind, ms in ours.items())
         others.append(f"attention {sum(ours.values()):.2f} ({parts})")

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ..models import create_model
 from ..utils.device import pick_device
 from ..utils.precision import autocast
-from .kernels import describe, kernel_times
+from .kernels import describe, kernel_times, ratio_if_free
 from .measure import (
     Call,
     Timing,
@@ -85,6 +85,9 @@ class Case:
         row |= {"peak_bytes": self.peak_bytes, "prepare_s": round(self.prepare_s, 1)}
         row |= {f"{way}_ms": vars(timing) for way, timing in timings.items()}
         row |= {f"{way}_to_first": timings[way].p50 / first[way].p50 for way in timings if way in first}
+        if "graph" in timings and "graph" in first:
+            free = ratio_if_free(timings["graph"].p50, self.kernels_ms, first["graph"].p50)
+            row |= {} if free is None else {"free_attention_to_first": free}
         row |= {"images_per_second": max(1e3 * batch / timing.p50 for timing in timings.values())} if timings else {}
         row |= {"kernels_ms": self.kernels_ms} if self.kernels_ms else {}
         return row | ({"failed": self.failures} if self.failures else {})
@@ -244,11 +247,13 @@ def print_rows(
     columns = ["model", "phase"]
     for way in ways:
         columns += [f"{way} ms", "p20 - p80", "/ first"]
-    cells = []
+    free = ["free"] if any("free_attention_to_first" in row for row in results.rows) else []
+    columns, cells = columns + free, []
     for row in sorted(results.rows, key=lambda row: row["phase"]):
         line = [_title(row), row["phase"]]
         for way in ways:
             line += _cells(row, way)
+        line += [f"{row['free_attention_to_first']:.3f}" if "free_attention_to_first" in row else "" for _ in free]
         speed = f"{row['images_per_second']:,.0f}" if "images_per_second" in row else ""
         cells.append([*line, speed, f"{row['peak_bytes'] / 2**30:.2f} GiB" if row["peak_bytes"] else ""])
     how = f"torch.compile{', launched from C++' if cpp_wrapper else ''}, " if compiled else ""
@@ -263,6 +268,8 @@ def print_rows(
         for row in results.rows
         if "kernels_ms" in row
     ]
+    if free:
+        about += "; free: that of the graph, if the kernels of attention took no time"
     results.finish([*columns, "images/s", "peak memory"], cells, [about, *kernels, *failed])
 
 

@@ -2,7 +2,8 @@
 
 The loop is the one of `aaconv train`, with its loader, augmentation, learning rate, sums, display and signals. The bare
 steps are forward, backward and optimiser on one batch that lies on the device, with the same compiled network. Both are
-timed in turn; what the loop takes on top of the steps is what the rest costs.
+timed in turn; what the loop takes on top of the steps is what the rest costs. All images lie on the device: CIFAR's are
+cut and mirrored there, those of another size as recipes with `in_memory` do it, which change the light as well.
 """
 
 import io
@@ -19,6 +20,7 @@ from rich.console import Console
 
 from ..data import ArrayDataset, CropAndFlip, Dataset
 from ..data.datasets import CIFAR_STATISTICS
+from ..data.transforms import EVAL_CROP
 from ..recipes.recipe import Model, Recipe
 from ..tasks.classify import Classify
 from ..training.progress import Display
@@ -37,16 +39,19 @@ ROUNDS = {"cuda": 5, "cpu": 3}
 
 
 class RandomImages(Classify):
-    """Noise in the size and number of CIFAR-100's images, where the real ones are not there."""
+    """Noise, where the real images are not there: in the size of CIFAR-100's, or larger than the recipe's, so that
+    parts of it are taken, as of files."""
 
     @cached_property
     def data(self) -> tuple[Dataset, Dataset]:
-        return _noise(self.recipe.train_limit or IMAGES["cuda"], 0), _noise(self.recipe.eval_limit or 1024, 1)
+        side = int(self.recipe.size / EVAL_CROP) + 1 if self.recipe.size else 32
+        train, test = self.recipe.train_limit or IMAGES["cuda"], self.recipe.eval_limit or 1024
+        return _noise(train, 0, side), _noise(test, 1, side)
 
 
-def _noise(number: int, seed: int) -> ArrayDataset:
+def _noise(number: int, seed: int, side: int = 32) -> ArrayDataset:
     random = torch.Generator().manual_seed(seed)
-    images = torch.randint(256, (number, 32, 32, 3), generator=random, dtype=torch.uint8)
+    images = torch.randint(256, (number, side, side, 3), generator=random, dtype=torch.uint8)
     labels = torch.randint(100, (number,), generator=random)
     classes = tuple(str(label) for label in range(100))
     return ArrayDataset("noise", images, labels, classes, *CIFAR_STATISTICS["cifar100"], CropAndFlip())
@@ -57,6 +62,7 @@ def run(
     model: str | None = None,
     *,
     data_dir: str | None = None,
+    size: int | None = None,
     batch: int | None = None,
     images: int | None = None,
     compile_mode: str | None = None,
@@ -65,7 +71,10 @@ def run(
     rounds: int | None = None,
     json_to: str | None = None,
 ) -> None:
-    """Measure and print a table. model: NAME or NAME:option=value; images: of an epoch."""
+    """Measure and print a table. model: NAME or NAME:option=value; size: of the images, by default CIFAR's; images: of
+    an epoch."""
+    if size and data_dir:
+        raise ValueError(f"size={size} is of noise, data_dir={data_dir} has CIFAR-100: drop --size or --data-dir")
     where = pick_device(device)
     network = Network.parse(model or MODEL[where.type])
     rounds = rounds or ROUNDS[where.type]
@@ -75,6 +84,8 @@ def run(
         model=Model(network.name, network.options),
         data="cifar100",
         data_dir=data_dir,
+        size=size,
+        in_memory=size is not None,
         epochs=rounds + 1,
         batch=batch or BATCH[where.type],
         train_limit=images or (IMAGES["cpu"] if where.type == "cpu" else None),
@@ -83,8 +94,11 @@ def run(
         precision=precision,  # type: ignore[arg-type]
         compile=compile_mode or ("default" if where.type == "cuda" else "off"),  # type: ignore[arg-type]
     )
-    data = "CIFAR-100" if data_dir else "noise of CIFAR-100's size (--data-dir names the real images)"
-    settings_of = {name: getattr(recipe, name) for name in ("batch", "precision", "compile", "channels_last")}
+    if size:
+        data = f"noise of {size} x {size}, on the device"
+    else:
+        data = "CIFAR-100" if data_dir else "noise of CIFAR-100's size (--data-dir names the real images)"
+    settings_of = {name: getattr(recipe, name) for name in ("size", "batch", "precision", "compile", "channels_last")}
     results = Results("train", where, json_to, data=data, rounds=rounds, **settings_of)
     results.add(measure(recipe, where, rounds, Progress()))
     _print(results, recipe, data)

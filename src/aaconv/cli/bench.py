@@ -97,6 +97,12 @@ def _add_train(bench: Parser) -> None:
         "--model", metavar="NAME", help="default: plain_wrn28_10, on the CPU plain_wrn16_4; NAME:option=value sets one"
     )
     train.add_argument("--data-dir", metavar="DIR", help="where CIFAR-100 is; default: noise of its size")
+    train.add_argument(
+        "--size",
+        type=positive,
+        metavar="N",
+        help="noise of N x N, on the device, cropped, flipped and coloured there, as by --in-memory of `aaconv train`",
+    )
     train.add_argument("--batch", type=positive, metavar="N", help="batch size, default: 1024, on the CPU 16")
     train.add_argument("--images", type=positive, metavar="N", help="images per epoch; default: all, on the CPU 96")
     modes = one_of("mode", ("off", "default", "reduce-overhead", "max-autotune"))
@@ -191,6 +197,7 @@ def _bench_train(chosen: argparse.Namespace) -> None:
     train.run(
         chosen.model,
         data_dir=chosen.data_dir,
+        size=chosen.size,
         batch=chosen.batch,
         images=chosen.images,
         compile_mode=chosen.compile,
