@@ -193,3 +193,11 @@ def test_an_example_is_measured_as_a_benchmark_is(tmp_path, started, monkeypatch
     (row,) = json.loads((tmp_path / "loop.json").read_text())["rows"]
     assert (row["model"], row["to_first"]) == ("test_resnet", 1.0)
     assert (tmp_path / "loop.log").read_text().startswith(f"python {tiny}\n")
+
+
+def test_what_only_a_checkout_has_is_left_out_without_one(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(everything, "CHECKOUT", tmp_path)
+    measure(tmp_path / "new", {"loop": "examples/compare_speed.py"})
+    said = capsys.readouterr().err
+    assert "1 left out: they run examples/, which is in a checkout of the repository only" in said
+    assert "0 measured, 0 missing" in said

@@ -148,7 +148,8 @@ def run(
         return
     here = environment(device or _gpu())
     gpu = "-".join(re.findall(r"[a-z0-9]+", here["device"].lower().removeprefix("nvidia ").removeprefix("geforce ")))
-    jobs = [Job(full.format(gpu=gpu), tuple(commands[full].split()), Path(to)) for full in chosen.values()]
+    runnable = [full for full in chosen.values() if _is_here(commands[full])]
+    jobs = [Job(full.format(gpu=gpu), tuple(commands[full].split()), Path(to)) for full in runnable]
     with naming_unwritable(to):
         Path(to).mkdir(parents=True, exist_ok=True)
     for job in jobs:
@@ -158,6 +159,8 @@ def run(
     waiting = [job for job in jobs if job not in done]
     progress, began = Progress(), time.monotonic()
     progress(f"{len(jobs)} benchmarks, {len(done)} of them measured at this commit ({here['commit']})")
+    if left_out := len(chosen) - len(jobs):
+        progress(f"{left_out} left out: they run {EXAMPLES}, which is in a checkout of the repository only")
     until = None if limit is None else began + limit
     with _ending_when_terminated():
         if side_by_side and waiting:
@@ -175,6 +178,10 @@ def _choose(commands: Mapping[str, str], only: Sequence[str] | None) -> dict[str
         if name not in known:
             raise ValueError(f"unknown benchmark {name!r}; choose of {', '.join(known)}")
     return {name: full for name, full in known.items() if only is None or name in only}
+
+
+def _is_here(command: str) -> bool:
+    return not command.startswith(EXAMPLES) or (CHECKOUT / command.split()[0]).exists()
 
 
 @contextmanager
