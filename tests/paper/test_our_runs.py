@@ -340,6 +340,32 @@ def test_a_cell_is_of_the_settings_nearest_to_the_papers_and_says_where_they_dif
     assert cell in cells([1], tmp_path)
 
 
+def test_runs_that_begin_as_the_papers_have_a_line_of_their_own(tmp_path, capsys):
+    names = {cell.row for cell in cells([1], tmp_path)}
+    for seed, top1 in enumerate((78.0, 79.0, 80.0)):
+        keep(tmp_path, "cifar100-wrn28-10-aa-init-paper", seed, top1, epochs=200, nesterov=True)
+    keep(tmp_path, "cifar100-wrn28-10-aa", 0, 70.0, epochs=200)
+    found = {(cell.row, cell.column): cell for cell in cells([1], tmp_path)}
+    begun, usual = found["AA-Wide-ResNet, init='paper'", "top-1"], found["AA-Wide-ResNet", "top-1"]
+    assert {row for row, _ in found} == {*names, begun.row}
+    assert (begun.exact, begun.paper, begun.match) == (79.0, "81.6", None)
+    assert (usual.exact, usual.paper) == (70.0, "81.6")  # never averaged with the others
+    assert "3 runs of 200 epochs with --nesterov, " in begun.note
+    assert "95 % interval of the mean ± 2.48" in begun.note
+    biases = 4 * sum(2 * 160 + 2 * values for values in (16, 32, 64))  # of queries, keys, values and the output
+    assert f"biases in the projections, tables of deviation 1; {36_054_100 + biases:,} parameters" in begun.note
+    keep(tmp_path, "cifar100-wrn28-10-aa", 0, 90.0, epochs=200, model_options={"init": "paper"})
+    again = {(cell.row, cell.column): cell for cell in cells([1], tmp_path)}
+    assert (again[begun.row, "top-1"].exact, again["AA-Wide-ResNet", "top-1"]) == (79.0, usual)
+    assert again[begun.row, "top-1"].note.endswith("; 90.0 with --model.init paper")
+    capsys.readouterr()
+    print_tables([1], folder=tmp_path)
+    printed = capsys.readouterr().out
+    row = next(line for line in printed.splitlines() if line.startswith("AA-Wide-ResNet, init='paper'"))
+    assert [word for word in row.split() if ")" not in word][2:] == ["81.6", "79.0", "95.2", "99.0"]
+    assert "8 of 8 counted cells agree" in printed
+
+
 def test_json_has_the_values_of_every_run(tmp_path, capsys):
     for seed in (4, 2):
         keep(tmp_path, "cifar100-small-se", seed, 70.0 + seed)

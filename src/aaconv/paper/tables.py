@@ -116,13 +116,14 @@ def _render(of_table: list[Cell], marks: dict[bool, str]) -> tuple[Table, list[s
             table.add_column("ours", justify="left", no_wrap=True)
     notes: list[str] = []
     for name, row in groupby(of_table, key=lambda cell: cell.row):
-        texts = [Text(name)]
-        for cell in row:
-            if cell.column != TRUE_GFLOPS:
-                texts.append(Text(cell.paper or ""))
-            if cell.column in with_ours:
-                texts.append(_ours(cell, marks))
-            if cell.note:
+        texts, by_column = [Text(name)], {cell.column: cell for cell in row}
+        for column in columns:
+            cell = by_column.get(column)
+            if column != TRUE_GFLOPS:
+                texts.append(Text((cell and cell.paper) or ""))
+            if column in with_ours:
+                texts.append(_ours(cell, marks) if cell else Text())
+            if cell and cell.note:
                 if cell.note not in notes:
                     notes.append(cell.note)
                 texts[-1].append(f" {notes.index(cell.note) + 1})", "dim")
