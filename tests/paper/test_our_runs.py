@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from dataclasses import replace
 
 import pytest
 
@@ -12,8 +11,8 @@ from aaconv.cli.recipe_options import given, spell_out
 from aaconv.paper.cells import cells
 from aaconv.paper.tables import print_runs_on, print_tables
 from aaconv.recipes import diff
-from aaconv.recipes.diff import overrides_of
 from aaconv.runs import results
+from support.kept_results import keep, leave_out
 
 
 def test_measured_values_are_read_from_the_working_folder(nothing_recorded):
@@ -82,20 +81,6 @@ def test_measured_map_stands_in_tables_5_and_8(nothing_recorded):
     assert found[5, "ResNet-50", "mAP"].ours is None
 
 
-def keep(folder, name, seed, top1, dataset="cifar100", called=None, **changes):
-    """A record as `aaconv record` keeps it."""
-    usual = recipes.get(name)
-    recipe = replace(recipes.override(usual, changes), name=called or name)
-    record = {"name": recipe.name, "model": recipe.model.name, "options": recipe.model.options, "seed": seed}
-    record |= {"epochs": recipe.epochs, "top1": top1, "top5": top1 + 20, "device": "a GPU", "seconds_per_epoch": 1.5}
-    record["overrides"] = overrides_of(replace(recipe, seed=seed, data_dir="/data"))
-    place = folder / dataset
-    place.mkdir(parents=True, exist_ok=True)
-    path = place / f"{len(list(place.iterdir()))}.json"
-    path.write_text(json.dumps(record))
-    return path
-
-
 def test_recipes_of_ones_own_are_told_apart_by_their_fields(tmp_path, capsys):
     for seed, batch in ((0, 64), (1, 64), (0, 128)):
         keep(tmp_path, "cifar100-small-aa", seed, 70.0 + batch / 64 + seed, batch=batch, called="mine")
@@ -114,11 +99,6 @@ def test_recipes_of_ones_own_are_told_apart_by_their_fields(tmp_path, capsys):
     for mark, (note, batch) in enumerate(zip(notes, (64, 128), strict=True), 1):
         assert note.startswith(f"{mark}) not in the catalogue: --batch {batch} ")
         assert "--weight-decay 0.0005" in note
-
-
-def leave_out(path, *fields):
-    record = json.loads(path.read_text())
-    path.write_text(json.dumps({name: value for name, value in record.items() if name not in fields}))
 
 
 def test_runs_stand_below_the_table_with_deviation_and_command(tmp_path, capsys):
@@ -233,38 +213,6 @@ def test_the_runs_on_one_data_set_have_the_interval_of_their_mean(tmp_path, caps
     print_runs_on("imagenette160", as_json=True, folder=tmp_path)
     runs = json.loads(capsys.readouterr().out)["runs"]
     assert [(one["recipe"], one["seeds"]) for one in runs][1] == ("imagenette-windows-13", [0, 1, 2])
-
-
-def test_what_experiments_gain_on_one_has_an_interval(tmp_path, capsys):
-    """Equal variances and three runs each: Welch's degrees of freedom are Student's, four."""
-    for recipe, first in (("plain", 70.0), ("13", 74.0), ("7", 72.0)):
-        for seed in range(3):
-            keep(tmp_path, f"imagenette-windows-{recipe}", seed, first + seed, dataset="imagenette160")
-    keep(tmp_path, "imagenette-windows-global", 0, 71.5, dataset="imagenette160")
-    keep(tmp_path, "imagenette-windows-global", 0, 90.0, dataset="imagenette160", epochs=40)
-    print_runs_on("imagenette160", against="imagenette-windows-plain", folder=tmp_path)
-    _, _, printed = capsys.readouterr().out.partition("against ")
-    gained = [line.split() for line in printed.splitlines()[1:]]
-    half = 2.7764451 * (2 / 3) ** 0.5
-    assert gained[:3] == [
-        ["imagenette-windows-global", "+0.50"],
-        ["imagenette-windows-7", "+2.00", f"{2 - half:+.2f}", "to", f"{2 + half:+.2f}"],
-        ["imagenette-windows-13", "+4.00", f"{4 - half:+.2f}", "to", f"{4 + half:+.2f}"],
-    ]
-    assert not any(line[:1] == ["imagenette-windows-global"] for line in gained[3:])  # of other epochs
-    print_runs_on("imagenette160", against="imagenette-windows-plain", as_json=True, folder=tmp_path)
-    (rows,) = json.loads(capsys.readouterr().out)["against"].values()
-    assert [round(row["difference"], 6) for row in rows] == [0.5, 2.0, 4.0]
-    assert rows[2]["interval"] == pytest.approx(half)
-    with pytest.raises(ValueError, match=r"no runs of 'plain' on these data; there are some of imagenette"):
-        print_runs_on("imagenette160", against="plain", folder=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("freedom", "t"), [(1, 12.7062), (2, 4.3027), (2.5, 3.5747), (4, 2.7764), (30, 2.0423), (1000, 1.9623)]
-)
-def test_t_is_that_of_the_tables(freedom, t):
-    assert results.t_95(freedom) == pytest.approx(t, abs=6e-5)
 
 
 def test_data_without_results_are_named_with_those_that_have_some(tmp_path):

@@ -27,7 +27,7 @@ from ..runs.results import Experiment
 from ..utils.metrics import TITLES, metric_name
 from ..utils.terminal import console, new_table
 from .cells import COUNTED, TRUE_GFLOPS, Cell, cells_of, of_table, on_other_data
-from .differences import differences, print_differences
+from .differences import comparisons, print_comparisons
 from .other_data import print_on_other_data, rows_on_other_data
 
 
@@ -74,7 +74,7 @@ def print_runs_on(
 ) -> None:
     """Print our runs on one data set, by its name, each experiment with the interval of its mean and its command.
 
-    against: a recipe that the others of as many epochs are compared with.
+    against: a recipe that the others are compared with, each with its runs of as many epochs that were trained alike.
     """
     ours = results.experiments(results.read(folder))
     found = [one for one in ours if one.dataset == dataset]
@@ -82,15 +82,15 @@ def print_runs_on(
         there = ", ".join(dict.fromkeys(re.sub(r"-\d+$", "-N", one.dataset) for one in ours))
         known = f"a table is 1 to 9 or 'all', and our runs are on {there}" if there else "`aaconv record` keeps some"
         raise ValueError(f"there are no results on {dataset!r}; {known}")
-    compared = [] if against is None else differences(found, against)
+    compared = [] if against is None else comparisons(found, against)
     if as_json:
-        gained = {} if against is None else {"against": {against: [one.as_json() for one in compared]}}
+        gained = {} if against is None else {"against": {against: [one for some in compared for one in some.as_json()]}}
         print(json.dumps({"runs": [_as_json(None, one) for one in found], **gained}, indent=2))
         return
     output = console()
     _print_runs(output, f"our runs on {dataset}", found, Experiment.interval)
     if against is not None:
-        print_differences(output, against, compared)
+        print_comparisons(output, compared)
 
 
 def _marks(encoding: str) -> dict[bool, str]:
