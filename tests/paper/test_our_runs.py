@@ -393,6 +393,31 @@ def test_the_same_networks_on_other_data_stand_below_their_rows(nothing_recorded
     ]
 
 
+def test_networks_that_were_trained_in_another_way_stand_in_another_column(tmp_path, capsys):
+    """Without CutMix and with it; mixup, which one network alone has had, is left out."""
+    for kind, top1 in (("plain", 50.0), ("aa", 52.0)):
+        keep(tmp_path, f"tiny-imagenet-resnet50-{kind}", 0, top1, dataset="tiny-imagenet")
+        for seed in range(2):
+            keep(tmp_path, f"tiny-imagenet-resnet50-{kind}", seed, top1 + 5, dataset="tiny-imagenet", cutmix=1.0)
+    keep(tmp_path, "tiny-imagenet-resnet50-aa", 0, 99.0, dataset="tiny-imagenet", mixup=1.0)
+    print_tables([3], folder=tmp_path)
+    printed = capsys.readouterr().out.partition("the same networks on other data")[2]
+    title, *lines = printed.splitlines()[:3]
+    assert title.split("  ")[2:4] == ["tiny-imagenet, 60 epochs", "tiny-imagenet, 60 epochs, --cutmix 1.0"]
+    assert [line.split()[-6:] for line in lines] == [
+        ["50.00", "(1)", "55.00", "±", "0.00", "(2)"],
+        ["52.00", "(1)", "57.00", "±", "0.00", "(2)"],
+    ]
+    print_tables([3], as_json=True, folder=tmp_path)
+    found = json.loads(capsys.readouterr().out)["on_other_data"]
+    assert [(one["row"], one["column"].split(", ")[2:], one["runs"]) for one in found] == [
+        ("ResNet-50", [], 1),
+        ("ResNet-50", ["--cutmix 1.0"], 2),
+        ("AA-ResNet-50", [], 1),
+        ("AA-ResNet-50", ["--cutmix 1.0"], 2),
+    ]
+
+
 def test_networks_of_other_epochs_do_not_stand_beside_each_other(nothing_recorded, capsys):
     folder = nothing_recorded / "results" / "imagenette160"
     folder.mkdir(parents=True)

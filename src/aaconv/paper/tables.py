@@ -42,10 +42,10 @@ def print_tables(
         records = [_as_json(number, one) for number in numbers for one in of_table(TABLES[number], ours)]
         records += [_as_json(None, one) for some in elsewhere.values() for one in some]
         others = [
-            {"row": own.row.name} | _as_json(number, one)
+            {"row": own.row.name, "column": title} | _as_json(number, one)
             for number in numbers
             for own in rows_on_other_data(TABLES[number], ours)
-            for one in own.on.values()
+            for title, one in own.on.items()
         ]
         content = {"cells": [asdict(cell) for cell in found], "runs": records, "on_other_data": others}
         print(json.dumps(content, indent=2))
