@@ -101,7 +101,7 @@ def test_recipes_of_ones_own_are_told_apart_by_their_fields(tmp_path, capsys):
         assert "--weight-decay 0.0005" in note
 
 
-def test_runs_stand_below_the_table_with_deviation_and_command(tmp_path, capsys):
+def test_runs_stand_below_the_table_with_interval_and_command(tmp_path, capsys):
     for seed, top1 in enumerate((71.0, 72.0, 73.0)):
         keep(tmp_path, "cifar100-small-aa", seed, top1)
     keep(tmp_path, "cifar100-small-plain", 3, 70.5)
@@ -114,7 +114,7 @@ def test_runs_stand_below_the_table_with_deviation_and_command(tmp_path, capsys)
     rows = [line.split() for line in lines[start + 1 : start + 5]]
     assert rows == [
         ["cifar100-small-plain", "1)", "1", "60", "1.5", "70.50", "90.50"],
-        ["cifar100-small-aa", "2)", "3", "60", "1.5", "72.00", "±", "1.00", "92.00", "±", "1.00"],
+        ["cifar100-small-aa", "2)", "3", "60", "1.5", "72.00", "±", "2.48", "92.00", "±", "2.48"],
         ["cifar100-wrn28-10-aa", "3)", "1", "60", "1.5", "79.50", "81.6", "99.50", "95.2"],
         ["cifar100-wrn28-10-aa", "4)", "1", "60", "1.5", "79.60", "99.60"],
     ]
@@ -139,7 +139,7 @@ def test_runs_without_a_metric_are_not_counted_for_it(tmp_path, capsys):
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("cifar100-small")]
     assert rows == [
         ["cifar100-small-plain", "1)", "0", "60", "1.5"],
-        ["cifar100-small-aa", "2)", "2", "60", "1.5", "71.00", "±", "1.41", "90.00", "(n", "=", "1)"],
+        ["cifar100-small-aa", "2)", "2", "60", "1.5", "71.00", "±", "12.71", "90.00", "(n", "=", "1)"],
     ]
 
 
@@ -257,7 +257,7 @@ def test_two_runs_of_one_seed_are_both_counted_and_named(tmp_path, capsys):
     files = [keep(tmp_path, "cifar100-small-aa", seed, top1) for seed, top1 in ((0, 70.0), (0, 70.5), (1, 71.0))]
     print_tables([1], folder=tmp_path)
     printed = capsys.readouterr().out
-    assert "70.50 ± 0.50" in printed
+    assert "70.50 ± 1.24" in printed
     assert f"cifar100-small-aa: n counts 2 different runs of seed 0: {files[0]}, {files[1]}; move away" in printed
     assert "of seed 1" not in printed
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -88,7 +88,7 @@ def print_runs_on(
         print(json.dumps({"runs": [_as_json(None, one) for one in found], **gained}, indent=2))
         return
     output = console()
-    _print_runs(output, f"our runs on {dataset}", found, Experiment.interval)
+    _print_runs(output, f"our runs on {dataset}", found)
     if against is not None:
         print_comparisons(output, compared)
 
@@ -166,15 +166,8 @@ def _as_json(number: int | None, one: Experiment) -> dict[str, object]:
     return about | {"runs": len(one.runs), "seeds": one.seeds} | means | {"command": one.command}
 
 
-Spread = Callable[[Experiment, str], float | None]
-_SPREADS: dict[Spread, str] = {
-    Experiment.deviation: "standard deviation of a run",
-    Experiment.interval: "95 % interval of the mean",
-}
-
-
-def _print_runs(output: Console, title: str, ours: list[Experiment], spread: Spread = Experiment.deviation) -> None:
-    """Our runs on some data: one line per experiment, and what trains it."""
+def _print_runs(output: Console, title: str, ours: list[Experiment]) -> None:
+    """Our runs on some data: one line per experiment, with the interval of its mean, and what trains it."""
     columns = [column for metric, column in TITLES.items() if any(one.values(metric) for one in ours)]
     in_the_paper = [column for column in columns if any(_of_the_paper(one, column) for one in ours)]
     numbers = ("n", "epochs", "s / epoch")
@@ -189,7 +182,7 @@ def _print_runs(output: Console, title: str, ours: list[Experiment], spread: Spr
         mark = f" {notes.index(one.note) + 1})" if one.note else ""
         values, number = [], next((len(some) for column in columns if (some := one.values(metric_name(column)))), 0)
         for column in columns:
-            values.append(_with_spread(one, metric_name(column), number, spread))
+            values.append(_with_interval(one, metric_name(column), number))
             values += [_of_the_paper(one, column)] if column in in_the_paper else []
         shown.add_row(
             Text(one.name).append(mark, "dim"), str(number), str(one.epochs or ""),
@@ -198,7 +191,7 @@ def _print_runs(output: Console, title: str, ours: list[Experiment], spread: Spr
     output.print(shown)
     devices = sorted({str(run["device"]) for one in ours for run in one.runs if run.get("device")})
     where = f"; on {', '.join(devices)}" if devices else ""
-    about = f"the last epoch of n runs, mean ± {_SPREADS[spread]}; each command trains the first of them"
+    about = "the last epoch of n runs, mean ± 95 % interval of the mean; each command trains the first of them"
     output.print(f"  {about}{where}", highlight=False, markup=False, soft_wrap=True)
     for place, note in enumerate(notes, 1):
         output.print(f"  {place}) {note}", highlight=False, markup=False, soft_wrap=True)
@@ -209,12 +202,12 @@ def _print_runs(output: Console, title: str, ours: list[Experiment], spread: Spr
     output.print()
 
 
-def _with_spread(one: Experiment, metric: str, usual: int, spread: Spread) -> str:
+def _with_interval(one: Experiment, metric: str, usual: int) -> str:
     """The mean over the runs that have the metric, and their number where it is not the usual one."""
-    value, around, number = one.mean(metric), spread(one, metric), len(one.values(metric))
+    value, interval, number = one.mean(metric), one.interval(metric), len(one.values(metric))
     if value is None:
         return ""
-    width = "" if around is None else f" ± {around:.2f}"
+    width = "" if interval is None else f" ± {interval:.2f}"
     return f"{value:.2f}{width}{'' if number == usual else f' (n = {number})'}"
 
 
