@@ -114,16 +114,21 @@ def say(job: Job, text: str) -> None:
     print(f"{time.strftime('%H:%M:%S')}  {job.folder.name}  {text}", flush=True)
 
 
-def main(words: Sequence[str]) -> int:
-    own, options = list(words), []
-    if "--" in own:
-        own, options = own[: own.index("--")], own[own.index("--") + 1 :]
+def options_of_queue() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("patterns", nargs="+", metavar="RECIPE", help="names or wildcard patterns; `aaconv recipes`")
     parser.add_argument("--seeds", nargs="+", type=int, default=[0], metavar="N", help="default: 0")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="runs side by side, default: 1")
     parser.add_argument("--runs", type=Path, default=Path("runs"), metavar="DIR", help="default: runs")
     parser.add_argument("--results", type=Path, default=Path("results"), metavar="DIR", help="default: results")
+    return parser
+
+
+def main(words: Sequence[str]) -> int:
+    own, options = list(words), []
+    if "--" in own:
+        own, options = own[: own.index("--")], own[own.index("--") + 1 :]
+    parser = options_of_queue()
     chosen = parser.parse_args(own)
     try:
         jobs = jobs_of(chosen.patterns, chosen.seeds, chosen.runs)

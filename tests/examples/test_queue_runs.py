@@ -4,12 +4,16 @@ import importlib.util
 import json
 import re
 import shutil
+import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from aaconv import recipes
+from aaconv.cli import command_line
+from aaconv.cli.recipe_options import given, spell_out
+from aaconv.recipes.diff import experiment_key
 from support.tiny_runs import train_tiny
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "queue_runs.py"
@@ -51,6 +55,29 @@ def test_seeds_come_one_after_the_other(queue, tmp_path):
 
 def test_a_name_means_no_longer_names_that_begin_with_it(queue, tmp_path):
     assert [job.recipe for job in queue.jobs_of(["cifar100-small-aa"], [0], tmp_path)] == ["cifar100-small-aa"]
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="the page is written for bash")
+def test_the_page_of_experiments_trains_each_once(queue):
+    """Every option of every line is taken; no two lines are of one experiment, nor of one folder."""
+    page = (SCRIPT.parents[1] / "docs" / "experiments.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"^```bash\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    stand_ins = "python() { printf '%s\\t' \"$@\"; echo; }; aaconv() { :; }\n"
+    printed = subprocess.run(["bash", "-c", stand_ins + block], capture_output=True, text=True, check=True).stdout
+    parser, folders, experiments = command_line(), [], []
+    for line in printed.splitlines():
+        script, *words = line.split("\t")[:-1]
+        assert script == "examples/queue_runs.py"
+        own, options = words[: words.index("--")], words[words.index("--") + 1 :]
+        chosen = queue.options_of_queue().parse_args(own)
+        changes = given(parser.parse_args(["train", "demo-aa", *spell_out(options)]))
+        for job in queue.jobs_of(chosen.patterns, chosen.seeds, chosen.runs):
+            recipe = recipes.override(recipes.get(job.recipe), changes | {"seed": job.seed})
+            experiments.append((experiment_key(recipe), job.seed))
+            folders.append(job.folder)
+    assert len(experiments) > 200
+    assert len(experiments) == len(set(experiments))
+    assert len(folders) == len(set(folders))
 
 
 def test_the_ablations_are_there(queue, tmp_path):

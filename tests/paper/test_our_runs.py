@@ -2,7 +2,6 @@
 
 import json
 import shlex
-from dataclasses import replace
 
 import pytest
 
@@ -12,8 +11,8 @@ from aaconv.cli.recipe_options import given, spell_out
 from aaconv.paper.cells import cells
 from aaconv.paper.tables import print_runs_on, print_tables
 from aaconv.recipes import diff
-from aaconv.recipes.diff import overrides_of
 from aaconv.runs import results
+from support.kept_results import keep, leave_out
 
 
 def test_measured_values_are_read_from_the_working_folder(nothing_recorded):
@@ -82,20 +81,6 @@ def test_measured_map_stands_in_tables_5_and_8(nothing_recorded):
     assert found[5, "ResNet-50", "mAP"].ours is None
 
 
-def keep(folder, name, seed, top1, dataset="cifar100", called=None, **changes):
-    """A record as `aaconv record` keeps it."""
-    usual = recipes.get(name)
-    recipe = replace(recipes.override(usual, changes), name=called or name)
-    record = {"name": recipe.name, "model": recipe.model.name, "options": recipe.model.options, "seed": seed}
-    record |= {"epochs": recipe.epochs, "top1": top1, "top5": top1 + 20, "device": "a GPU", "seconds_per_epoch": 1.5}
-    record["overrides"] = overrides_of(replace(recipe, seed=seed, data_dir="/data"))
-    place = folder / dataset
-    place.mkdir(parents=True, exist_ok=True)
-    path = place / f"{len(list(place.iterdir()))}.json"
-    path.write_text(json.dumps(record))
-    return path
-
-
 def test_recipes_of_ones_own_are_told_apart_by_their_fields(tmp_path, capsys):
     for seed, batch in ((0, 64), (1, 64), (0, 128)):
         keep(tmp_path, "cifar100-small-aa", seed, 70.0 + batch / 64 + seed, batch=batch, called="mine")
@@ -116,12 +101,7 @@ def test_recipes_of_ones_own_are_told_apart_by_their_fields(tmp_path, capsys):
         assert "--weight-decay 0.0005" in note
 
 
-def leave_out(path, *fields):
-    record = json.loads(path.read_text())
-    path.write_text(json.dumps({name: value for name, value in record.items() if name not in fields}))
-
-
-def test_runs_stand_below_the_table_with_deviation_and_command(tmp_path, capsys):
+def test_runs_stand_below_the_table_with_interval_and_command(tmp_path, capsys):
     for seed, top1 in enumerate((71.0, 72.0, 73.0)):
         keep(tmp_path, "cifar100-small-aa", seed, top1)
     keep(tmp_path, "cifar100-small-plain", 3, 70.5)
@@ -134,7 +114,7 @@ def test_runs_stand_below_the_table_with_deviation_and_command(tmp_path, capsys)
     rows = [line.split() for line in lines[start + 1 : start + 5]]
     assert rows == [
         ["cifar100-small-plain", "1)", "1", "60", "1.5", "70.50", "90.50"],
-        ["cifar100-small-aa", "2)", "3", "60", "1.5", "72.00", "±", "1.00", "92.00", "±", "1.00"],
+        ["cifar100-small-aa", "2)", "3", "60", "1.5", "72.00", "±", "2.48", "92.00", "±", "2.48"],
         ["cifar100-wrn28-10-aa", "3)", "1", "60", "1.5", "79.50", "81.6", "99.50", "95.2"],
         ["cifar100-wrn28-10-aa", "4)", "1", "60", "1.5", "79.60", "99.60"],
     ]
@@ -159,7 +139,7 @@ def test_runs_without_a_metric_are_not_counted_for_it(tmp_path, capsys):
     rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("cifar100-small")]
     assert rows == [
         ["cifar100-small-plain", "1)", "0", "60", "1.5"],
-        ["cifar100-small-aa", "2)", "2", "60", "1.5", "71.00", "±", "1.41", "90.00", "(n", "=", "1)"],
+        ["cifar100-small-aa", "2)", "2", "60", "1.5", "71.00", "±", "12.71", "90.00", "(n", "=", "1)"],
     ]
 
 
@@ -235,38 +215,6 @@ def test_the_runs_on_one_data_set_have_the_interval_of_their_mean(tmp_path, caps
     assert [(one["recipe"], one["seeds"]) for one in runs][1] == ("imagenette-windows-13", [0, 1, 2])
 
 
-def test_what_experiments_gain_on_one_has_an_interval(tmp_path, capsys):
-    """Equal variances and three runs each: Welch's degrees of freedom are Student's, four."""
-    for recipe, first in (("plain", 70.0), ("13", 74.0), ("7", 72.0)):
-        for seed in range(3):
-            keep(tmp_path, f"imagenette-windows-{recipe}", seed, first + seed, dataset="imagenette160")
-    keep(tmp_path, "imagenette-windows-global", 0, 71.5, dataset="imagenette160")
-    keep(tmp_path, "imagenette-windows-global", 0, 90.0, dataset="imagenette160", epochs=40)
-    print_runs_on("imagenette160", against="imagenette-windows-plain", folder=tmp_path)
-    _, _, printed = capsys.readouterr().out.partition("against ")
-    gained = [line.split() for line in printed.splitlines()[1:]]
-    half = 2.7764451 * (2 / 3) ** 0.5
-    assert gained[:3] == [
-        ["imagenette-windows-global", "+0.50"],
-        ["imagenette-windows-7", "+2.00", f"{2 - half:+.2f}", "to", f"{2 + half:+.2f}"],
-        ["imagenette-windows-13", "+4.00", f"{4 - half:+.2f}", "to", f"{4 + half:+.2f}"],
-    ]
-    assert not any(line[:1] == ["imagenette-windows-global"] for line in gained[3:])  # of other epochs
-    print_runs_on("imagenette160", against="imagenette-windows-plain", as_json=True, folder=tmp_path)
-    (rows,) = json.loads(capsys.readouterr().out)["against"].values()
-    assert [round(row["difference"], 6) for row in rows] == [0.5, 2.0, 4.0]
-    assert rows[2]["interval"] == pytest.approx(half)
-    with pytest.raises(ValueError, match=r"no runs of 'plain' on these data; there are some of imagenette"):
-        print_runs_on("imagenette160", against="plain", folder=tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("freedom", "t"), [(1, 12.7062), (2, 4.3027), (2.5, 3.5747), (4, 2.7764), (30, 2.0423), (1000, 1.9623)]
-)
-def test_t_is_that_of_the_tables(freedom, t):
-    assert results.t_95(freedom) == pytest.approx(t, abs=6e-5)
-
-
 def test_data_without_results_are_named_with_those_that_have_some(tmp_path):
     with pytest.raises(ValueError, match=r"^there are no results on 'imagenette'; `aaconv record` keeps some$"):
         print_runs_on("imagenette", folder=tmp_path)
@@ -309,7 +257,7 @@ def test_two_runs_of_one_seed_are_both_counted_and_named(tmp_path, capsys):
     files = [keep(tmp_path, "cifar100-small-aa", seed, top1) for seed, top1 in ((0, 70.0), (0, 70.5), (1, 71.0))]
     print_tables([1], folder=tmp_path)
     printed = capsys.readouterr().out
-    assert "70.50 ± 0.50" in printed
+    assert "70.50 ± 1.24" in printed
     assert f"cifar100-small-aa: n counts 2 different runs of seed 0: {files[0]}, {files[1]}; move away" in printed
     assert "of seed 1" not in printed
 
@@ -338,6 +286,32 @@ def test_a_cell_is_of_the_settings_nearest_to_the_papers_and_says_where_they_dif
     assert (cell.exact, cell.note) == (77.0, f"ours: 1 run of 60 epochs{other}")
     keep(tmp_path, "cifar100-wrn28-10-plain", 3, 60.0, epochs=30)
     assert cell in cells([1], tmp_path)
+
+
+def test_runs_that_begin_as_the_papers_have_a_line_of_their_own(tmp_path, capsys):
+    names = {cell.row for cell in cells([1], tmp_path)}
+    for seed, top1 in enumerate((78.0, 79.0, 80.0)):
+        keep(tmp_path, "cifar100-wrn28-10-aa-init-paper", seed, top1, epochs=200, nesterov=True)
+    keep(tmp_path, "cifar100-wrn28-10-aa", 0, 70.0, epochs=200)
+    found = {(cell.row, cell.column): cell for cell in cells([1], tmp_path)}
+    begun, usual = found["AA-Wide-ResNet, init='paper'", "top-1"], found["AA-Wide-ResNet", "top-1"]
+    assert {row for row, _ in found} == {*names, begun.row}
+    assert (begun.exact, begun.paper, begun.match) == (79.0, "81.6", None)
+    assert (usual.exact, usual.paper) == (70.0, "81.6")  # never averaged with the others
+    assert "3 runs of 200 epochs with --nesterov, " in begun.note
+    assert "95 % interval of the mean ± 2.48" in begun.note
+    biases = 4 * sum(2 * 160 + 2 * values for values in (16, 32, 64))  # of queries, keys, values and the output
+    assert f"biases in the projections, tables of deviation 1; {36_054_100 + biases:,} parameters" in begun.note
+    keep(tmp_path, "cifar100-wrn28-10-aa", 0, 90.0, epochs=200, model_options={"init": "paper"})
+    again = {(cell.row, cell.column): cell for cell in cells([1], tmp_path)}
+    assert (again[begun.row, "top-1"].exact, again["AA-Wide-ResNet", "top-1"]) == (79.0, usual)
+    assert again[begun.row, "top-1"].note.endswith("; 90.0 with --model.init paper")
+    capsys.readouterr()
+    print_tables([1], folder=tmp_path)
+    printed = capsys.readouterr().out
+    row = next(line for line in printed.splitlines() if line.startswith("AA-Wide-ResNet, init='paper'"))
+    assert [word for word in row.split() if ")" not in word][2:] == ["81.6", "79.0", "95.2", "99.0"]
+    assert "8 of 8 counted cells agree" in printed
 
 
 def test_json_has_the_values_of_every_run(tmp_path, capsys):
@@ -416,6 +390,31 @@ def test_the_same_networks_on_other_data_stand_below_their_rows(nothing_recorded
     assert [(one["row"], one["dataset"], one["runs"]) for one in found] == [
         ("ResNet-50", "tiny-imagenet", 1),
         ("kappa = upsilon = 0.5", "imagenette160", 3),
+    ]
+
+
+def test_networks_that_were_trained_in_another_way_stand_in_another_column(tmp_path, capsys):
+    """Without CutMix and with it; mixup, which one network alone has had, is left out."""
+    for kind, top1 in (("plain", 50.0), ("aa", 52.0)):
+        keep(tmp_path, f"tiny-imagenet-resnet50-{kind}", 0, top1, dataset="tiny-imagenet")
+        for seed in range(2):
+            keep(tmp_path, f"tiny-imagenet-resnet50-{kind}", seed, top1 + 5, dataset="tiny-imagenet", cutmix=1.0)
+    keep(tmp_path, "tiny-imagenet-resnet50-aa", 0, 99.0, dataset="tiny-imagenet", mixup=1.0)
+    print_tables([3], folder=tmp_path)
+    printed = capsys.readouterr().out.partition("the same networks on other data")[2]
+    title, *lines = printed.splitlines()[:3]
+    assert title.split("  ")[2:4] == ["tiny-imagenet, 60 epochs", "tiny-imagenet, 60 epochs, --cutmix 1.0"]
+    assert [line.split()[-6:] for line in lines] == [
+        ["50.00", "(1)", "55.00", "±", "0.00", "(2)"],
+        ["52.00", "(1)", "57.00", "±", "0.00", "(2)"],
+    ]
+    print_tables([3], as_json=True, folder=tmp_path)
+    found = json.loads(capsys.readouterr().out)["on_other_data"]
+    assert [(one["row"], one["column"].split(", ")[2:], one["runs"]) for one in found] == [
+        ("ResNet-50", [], 1),
+        ("ResNet-50", ["--cutmix 1.0"], 2),
+        ("AA-ResNet-50", [], 1),
+        ("AA-ResNet-50", ["--cutmix 1.0"], 2),
     ]
 
 

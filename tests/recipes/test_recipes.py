@@ -42,7 +42,7 @@ def _structure(recipe):
 def test_practical_recipes_are_there():
     names = set(recipes.names())
     assert {f"demo-{kind}" for kind in ("plain", "se", "aa")} <= names
-    variants = ("plain", "ge", "se", "aa", "aa-per-head", "aa-no-position")
+    variants = ("plain", "ge", "se", "aa", "aa-per-head", "aa-no-position", "aa-init-paper")
     assert {f"cifar100-small-{variant}" for variant in variants} <= names
     assert {f"imagenette-{kind}-resnet{depth}" for kind in ("plain", "se", "aa") for depth in (18, 50)} <= names
     assert {"imagenette-aa-window-resnet50", "coco-small-aa-window-retinanet50"} <= names
@@ -76,7 +76,7 @@ def test_the_recipes_of_a_pretrained_detector_differ_in_what_is_put_into_it_alon
 def test_the_papers_cell_belongs_to_the_network(recipe):
     row = recipes.paper_row(recipe)
     assert row.model == recipe.model.name
-    assert _structure(recipe) in (row.options, row.options | row.fitted)
+    assert _structure(recipe) in (row.options, row.options | row.fitted, row.options | row.start)
     assert TABLES[recipe.evidence.table].dataset == recipe.data.partition("/")[0]
 
 
@@ -113,6 +113,18 @@ def test_cifar_is_trained_as_the_paper_says():
         assert (recipe.epochs, recipe.batch, recipe.weight_decay) == (500, batch, decay)
         assert peak_rate(recipe) == pytest.approx(0.2 * batch / 256)
         assert (recipe.optimizer, recipe.momentum, recipe.schedule, recipe.warmup) == ("momentum", 0.9, "cosine", 0.05)
+
+
+@pytest.mark.parametrize("network", ["small", "wrn28-10"])
+def test_attention_that_begins_as_the_papers_differs_in_the_start_alone(network):
+    usual, begun = (recipes.get(f"cifar100-{network}-aa{end}") for end in ("", "-init-paper"))
+    assert begun.model == Model(usual.model.name, {"init": "paper"})
+    assert replace(begun, name=usual.name, summary=usual.summary, model=usual.model) == usual
+    with torch.device("meta"):
+        network = timm.create_model(begun.model.name, **begun.model.options)
+    layers = [layer for layer in network.modules() if hasattr(layer, "qkv")]
+    assert layers
+    assert all(layer.qkv.bias is not None and layer.project.bias is not None for layer in layers)
 
 
 def test_imagenet_is_trained_as_the_paper_says():

@@ -26,7 +26,7 @@ def add_commands(commands: Parser) -> None:
         metavar="DIR",
         help="read our runs from here; default: those of the package, and what `aaconv record` kept in results",
     )
-    differences = "with DATASET: the difference of the others to this recipe, with 95 %% intervals"
+    differences = "with DATASET: the difference of the others to this recipe, trained alike, with 95 %% intervals"
     table.add_argument("--against", metavar="RECIPE", help=differences)
     add_json(table)
 

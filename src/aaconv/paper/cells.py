@@ -71,6 +71,9 @@ def cells_of(numbers: Iterable[int], ours: list[Experiment]) -> list[Cell]:
         table = TABLES[number]
         for index, row in enumerate(table.rows):
             found += _row_cells(table, row, _counted(table, row, index), ours, latencies)
+            if row.start:
+                begun = _row_cells(table, row.started, {}, ours, latencies)
+                found += begun if any(cell.exact is not None for cell in begun) else []
     return found
 
 
@@ -80,16 +83,15 @@ def _row_cells(
     found = []
     for column, paper in row.cells.items():
         exact: float | None = None
-        note, match = row.cell_notes.get(column), None
+        note, match = _fill(row.cell_notes.get(column), table, row), None
         if column in COUNTED:
             exact = counted.get(column)
-            note = "; ".join(filter(None, (row.note, note)))
+            note = _joined(_fill(row.note, table, row), note)
         elif column in ACCURACY:
             behind = _experiments(ours, table, row, column)
             exact = behind[0].mean(metric_name(column)) if behind else None
-            note = "; ".join(
-                filter(None, (note, _about(behind, column, row.fitted), _other_network(behind, table, row)))
-            )
+            about, other = _about(behind, column, row.fitted), _other_network(behind, table, row)
+            note = _joined(note, about, other)
         elif column in LATENCY:
             exact = latencies.get((row.model, _key(row.options)), {}).get(column)
         text = None
@@ -98,10 +100,7 @@ def _row_cells(
         # Another GPU, or a run that did not do what the paper's did: nothing to agree with.
         if column in LATENCY or (column in ACCURACY and exact is not None and behind[0].changes):
             match = None
-        note = _fill(note, table, row) if note else note
-        found.append(
-            Cell(table.number, row.name, column, paper, text, exact, match, _setting(table, row), note or None)
-        )
+        found.append(Cell(table.number, row.name, column, paper, text, exact, match, _setting(table, row), note))
         if column == "GFlops" and TRUE_GFLOPS in counted:
             true = counted[TRUE_GFLOPS]
             text = compare(paper, true, "G")[0]
@@ -137,8 +136,12 @@ def _setting(table: PaperTable, row: Row) -> str:
     return f"{row.model}{options}, {table.size[0]} x {table.size[1]}"
 
 
-def _fill(note: str, table: PaperTable, row: Row) -> str:
-    if "{" not in note:
+def _joined(*notes: str | None) -> str | None:
+    return "; ".join(filter(None, notes)) or None
+
+
+def _fill(note: str | None, table: PaperTable, row: Row) -> str | None:
+    if note is None or "{" not in note:
         return note
     return note.format(ours=_cost(table, row, **row.fitted), usual=_cost(table, row))
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from rich.console import Console
 from rich.text import Text
 
+from ..recipes.diff import options_of
 from ..recipes.paper import ACCURACY, TABLES, PaperTable, Row
-from ..runs.results import Experiment, common_epochs
+from ..runs.results import Experiment, common_epochs, recipe_of
 from ..utils.metrics import metric_name
 from ..utils.terminal import new_table, plural
 
@@ -20,32 +21,58 @@ FOR_SMALL_IMAGES = {"stem_pool": False}
 
 @dataclass(frozen=True)
 class OwnRow:
-    """A row of a table, and our experiment with its network on each of the other data sets, by name."""
+    """A row of a table, and our experiment with its network in each column: on a data set, in a way of training."""
 
     row: Row
     on: dict[str, Experiment]
 
 
 def rows_on_other_data(table: PaperTable, ours: list[Experiment]) -> list[OwnRow]:
-    """Of each row and data set the experiment that changes least, then that with most runs, among those of as many
-    epochs as most rows have there: others cannot be compared. None of a table that has no accuracies."""
+    """Of each row and column the experiment that changes least, then that with most runs. None of a table that has no
+    accuracies."""
     if not any(name in table.columns for name in ACCURACY):
         return []
     headline = metric_name(_headline(table))
     known = {other.dataset for other in TABLES.values()}
     others = [one for one in ours if one.dataset not in known and not one.dataset.endswith(PARTS)]
     fitting = [[one for one in others if _is_of(row, one) and one.values(headline)] for row in table.rows]
-    epochs = {
-        dataset: common_epochs(one for some in fitting for one in some if one.dataset == dataset)
-        for dataset in {one.dataset for some in fitting for one in some}
-    }
+    columns = _columns([one for some in fitting for one in some])
     found = []
     for row, some in zip(table.rows, fitting, strict=True):
-        alike = [one for one in some if one.epochs == epochs[one.dataset]]
-        alike.sort(key=lambda one: (-len(one.changes), len(one.values(headline))))
-        if on := {one.dataset: one for one in alike}:
+        some.sort(key=lambda one: (-len(one.changes), len(one.values(headline))))
+        best = {title: [one for one in some if one in column] for title, column in columns.items()}
+        if on := {title: of_column[-1] for title, of_column in best.items() if of_column}:
             found.append(OwnRow(row, on))
     return found
+
+
+def _columns(ours: list[Experiment]) -> dict[str, list[Experiment]]:
+    """Title -> experiments that can stand below each other: of a data set, of as many epochs as most networks have
+    there, trained in one way. A way that one network alone was trained in is left out where others have more."""
+    found = {}
+    for dataset in dict.fromkeys(one.dataset for one in ours):
+        there = [one for one in ours if one.dataset == dataset]
+        epochs = common_epochs(there)
+        ways: list[list[Experiment]] = []
+        for one in (one for one in there if one.epochs == epochs):
+            alike = [way for way in ways if way[0].training == one.training]
+            if alike:
+                alike[0].append(one)
+            else:
+                ways.append([one])
+        ways.sort(key=_networks, reverse=True)
+        usual = ways[0][0].training
+        for way in ways:
+            if _networks(way) >= min(2, _networks(ways[0])):
+                otherwise = {name: value for name, value in way[0].training.items() if value != usual[name]}
+                options = options_of(recipe_of(way[0].runs[0]), otherwise)
+                length = [] if epochs is None else [plural(epochs, "epoch")]
+                found[", ".join([dataset, *length, *options])] = way
+    return found
+
+
+def _networks(ours: list[Experiment]) -> int:
+    return len({f"{one.model} {sorted(one.options.items())}" for one in ours})
 
 
 def _is_of(row: Row, one: Experiment) -> bool:
@@ -55,17 +82,15 @@ def _is_of(row: Row, one: Experiment) -> bool:
 
 
 def print_on_other_data(output: Console, table: PaperTable, ours: list[Experiment]) -> None:
-    """The rows that our runs have on other data, each with its mean, interval and number of runs."""
+    """The rows that our runs have on other data, each with its mean, interval and number of runs in every column."""
     rows = rows_on_other_data(table, ours)
     if not rows:
         return
     column = _headline(table)
-    epochs = {name: experiment.epochs for one in rows for name, experiment in one.on.items()}
-    datasets = list(epochs)
-    titles = [name if number is None else f"{name}, {plural(number, 'epoch')}" for name, number in epochs.items()]
+    titles = list(dict.fromkeys(title for one in rows for title in one.on))
     shown = new_table("the same networks on other data", f"paper's {column}", *titles)
     for one in rows:
-        values = [measured(one.on[name], metric_name(column)) if name in one.on else "" for name in datasets]
+        values = [measured(one.on[title], metric_name(column)) if title in one.on else "" for title in titles]
         shown.add_row(Text(one.row.name), one.row.cells[column], *values)
     output.print(shown)
     about = f"{column}, mean ± 95 % interval of the mean (n runs)"

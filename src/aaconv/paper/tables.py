@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from itertools import groupby
 from pathlib import Path
@@ -27,7 +27,7 @@ from ..runs.results import Experiment
 from ..utils.metrics import TITLES, metric_name
 from ..utils.terminal import console, new_table
 from .cells import COUNTED, TRUE_GFLOPS, Cell, cells_of, of_table, on_other_data
-from .differences import differences, print_differences
+from .differences import comparisons, print_comparisons
 from .other_data import print_on_other_data, rows_on_other_data
 
 
@@ -42,10 +42,10 @@ def print_tables(
         records = [_as_json(number, one) for number in numbers for one in of_table(TABLES[number], ours)]
         records += [_as_json(None, one) for some in elsewhere.values() for one in some]
         others = [
-            {"row": own.row.name} | _as_json(number, one)
+            {"row": own.row.name, "column": title} | _as_json(number, one)
             for number in numbers
             for own in rows_on_other_data(TABLES[number], ours)
-            for one in own.on.values()
+            for title, one in own.on.items()
         ]
         content = {"cells": [asdict(cell) for cell in found], "runs": records, "on_other_data": others}
         print(json.dumps(content, indent=2))
@@ -74,7 +74,7 @@ def print_runs_on(
 ) -> None:
     """Print our runs on one data set, by its name, each experiment with the interval of its mean and its command.
 
-    against: a recipe that the others of as many epochs are compared with.
+    against: a recipe that the others are compared with, each with its runs of as many epochs that were trained alike.
     """
     ours = results.experiments(results.read(folder))
     found = [one for one in ours if one.dataset == dataset]
@@ -82,15 +82,15 @@ def print_runs_on(
         there = ", ".join(dict.fromkeys(re.sub(r"-\d+$", "-N", one.dataset) for one in ours))
         known = f"a table is 1 to 9 or 'all', and our runs are on {there}" if there else "`aaconv record` keeps some"
         raise ValueError(f"there are no results on {dataset!r}; {known}")
-    compared = [] if against is None else differences(found, against)
+    compared = [] if against is None else comparisons(found, against)
     if as_json:
-        gained = {} if against is None else {"against": {against: [one.as_json() for one in compared]}}
+        gained = {} if against is None else {"against": {against: [one for some in compared for one in some.as_json()]}}
         print(json.dumps({"runs": [_as_json(None, one) for one in found], **gained}, indent=2))
         return
     output = console()
-    _print_runs(output, f"our runs on {dataset}", found, Experiment.interval)
+    _print_runs(output, f"our runs on {dataset}", found)
     if against is not None:
-        print_differences(output, against, compared)
+        print_comparisons(output, compared)
 
 
 def _marks(encoding: str) -> dict[bool, str]:
@@ -116,13 +116,14 @@ def _render(of_table: list[Cell], marks: dict[bool, str]) -> tuple[Table, list[s
             table.add_column("ours", justify="left", no_wrap=True)
     notes: list[str] = []
     for name, row in groupby(of_table, key=lambda cell: cell.row):
-        texts = [Text(name)]
-        for cell in row:
-            if cell.column != TRUE_GFLOPS:
-                texts.append(Text(cell.paper or ""))
-            if cell.column in with_ours:
-                texts.append(_ours(cell, marks))
-            if cell.note:
+        texts, by_column = [Text(name)], {cell.column: cell for cell in row}
+        for column in columns:
+            cell = by_column.get(column)
+            if column != TRUE_GFLOPS:
+                texts.append(Text((cell and cell.paper) or ""))
+            if column in with_ours:
+                texts.append(_ours(cell, marks) if cell else Text())
+            if cell and cell.note:
                 if cell.note not in notes:
                     notes.append(cell.note)
                 texts[-1].append(f" {notes.index(cell.note) + 1})", "dim")
@@ -165,15 +166,8 @@ def _as_json(number: int | None, one: Experiment) -> dict[str, object]:
     return about | {"runs": len(one.runs), "seeds": one.seeds} | means | {"command": one.command}
 
 
-Spread = Callable[[Experiment, str], float | None]
-_SPREADS: dict[Spread, str] = {
-    Experiment.deviation: "standard deviation of a run",
-    Experiment.interval: "95 % interval of the mean",
-}
-
-
-def _print_runs(output: Console, title: str, ours: list[Experiment], spread: Spread = Experiment.deviation) -> None:
-    """Our runs on some data: one line per experiment, and what trains it."""
+def _print_runs(output: Console, title: str, ours: list[Experiment]) -> None:
+    """Our runs on some data: one line per experiment, with the interval of its mean, and what trains it."""
     columns = [column for metric, column in TITLES.items() if any(one.values(metric) for one in ours)]
     in_the_paper = [column for column in columns if any(_of_the_paper(one, column) for one in ours)]
     numbers = ("n", "epochs", "s / epoch")
@@ -188,7 +182,7 @@ def _print_runs(output: Console, title: str, ours: list[Experiment], spread: Spr
         mark = f" {notes.index(one.note) + 1})" if one.note else ""
         values, number = [], next((len(some) for column in columns if (some := one.values(metric_name(column)))), 0)
         for column in columns:
-            values.append(_with_spread(one, metric_name(column), number, spread))
+            values.append(_with_interval(one, metric_name(column), number))
             values += [_of_the_paper(one, column)] if column in in_the_paper else []
         shown.add_row(
             Text(one.name).append(mark, "dim"), str(number), str(one.epochs or ""),
@@ -197,7 +191,7 @@ def _print_runs(output: Console, title: str, ours: list[Experiment], spread: Spr
     output.print(shown)
     devices = sorted({str(run["device"]) for one in ours for run in one.runs if run.get("device")})
     where = f"; on {', '.join(devices)}" if devices else ""
-    about = f"the last epoch of n runs, mean ± {_SPREADS[spread]}; each command trains the first of them"
+    about = "the last epoch of n runs, mean ± 95 % interval of the mean; each command trains the first of them"
     output.print(f"  {about}{where}", highlight=False, markup=False, soft_wrap=True)
     for place, note in enumerate(notes, 1):
         output.print(f"  {place}) {note}", highlight=False, markup=False, soft_wrap=True)
@@ -208,12 +202,12 @@ def _print_runs(output: Console, title: str, ours: list[Experiment], spread: Spr
     output.print()
 
 
-def _with_spread(one: Experiment, metric: str, usual: int, spread: Spread) -> str:
+def _with_interval(one: Experiment, metric: str, usual: int) -> str:
     """The mean over the runs that have the metric, and their number where it is not the usual one."""
-    value, around, number = one.mean(metric), spread(one, metric), len(one.values(metric))
+    value, interval, number = one.mean(metric), one.interval(metric), len(one.values(metric))
     if value is None:
         return ""
-    width = "" if around is None else f" ± {around:.2f}"
+    width = "" if interval is None else f" ± {interval:.2f}"
     return f"{value:.2f}{width}{'' if number == usual else f' (n = {number})'}"
 
 

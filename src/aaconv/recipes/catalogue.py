@@ -199,6 +199,9 @@ def _of_row(table: PaperTable, row: Row) -> Iterator[Recipe]:
         yield make("-per-head", row.options | row.fitted, per_head)
     else:
         yield make(_suffix(row.options), dict(row.options), title)
+    if row.start:
+        suffix = "".join(f"-{name}-{value}" for name, value in row.start.items())
+        yield make(suffix, row.options | row.start, f"{title}, begun as the paper's listing begins")
 
 
 def _names_network(row: Row) -> bool:
@@ -222,6 +225,7 @@ def _small() -> Iterator[Recipe]:
         "aa": ("aa", {}),
         "aa-per-head": ("aa", {"share_heads": False}),
         "aa-no-position": ("aa", {"position": "none"}),
+        "aa-init-paper": ("aa", {"init": "paper"}),
     }
     titles = {
         "plain": "convolutions only",
@@ -230,6 +234,7 @@ def _small() -> Iterator[Recipe]:
         "aa": "attention augmented",
         "aa-per-head": "attention with relative tables per head",
         "aa-no-position": "attention without positions",
+        "aa-init-paper": "attention that begins as the paper's listing does",
     }
     for variant, (kind, options) in variants.items():
         yield Recipe(

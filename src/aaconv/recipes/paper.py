@@ -3,9 +3,10 @@
 Values are strings, so that they keep the printed precision; "-" is a dash in the paper. A `note` says where a setting
 was fitted (the text does not give it, and this one makes the printed cells come out) or why a cell cannot agree; in it
 `{ours}` stands for the cost of the row's model, `{usual}` for that of the same model without the `fitted` options.
+`start` are options with which the network begins as the paper's code did: runs with them have a line of their own.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 
@@ -18,6 +19,22 @@ class Row:
     fitted: dict[str, object] = field(default_factory=dict)
     note: str | None = None
     cell_notes: dict[str, str] = field(default_factory=dict)
+    start: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def started(self) -> "Row":
+        """The line of runs that begin as the paper's code did: its accuracies beside the paper's, and no costs."""
+        accuracies = {column: value for column, value in self.cells.items() if column in ACCURACY}
+        with_start = ", ".join([self.name, *(f"{name}={value!r}" for name, value in self.start.items())])
+        return replace(
+            self,
+            name=with_start,
+            cells=accuracies,
+            options=self.options | self.start,
+            fitted={},
+            cell_notes=dict.fromkeys(accuracies, _STARTED),
+            start={},
+        )
 
 
 @dataclass(frozen=True)
@@ -52,13 +69,23 @@ _PER_HEAD = (
     "fitted: one pair of relative tables per head (share_heads=False); tables shared by the heads, as the text says "
     "and as is the default, give {usual.params:,} parameters and {usual.gflops:.3f} GFlops"
 )
+_STARTED = (
+    "begun as the paper's listing begins, unlike the row above: Glorot's weights and biases in the projections, tables "
+    "of deviation 1; {ours.params:,} parameters"
+)
 _CIFAR = "Params GFlops top-1 top-5"
 TABLE_1 = (
     _row("Wide-ResNet", _CIFAR, "36.3M 10.4 80.3 95.0", "plain_wrn28_10"),
     _row("GE-Wide-ResNet", _CIFAR, "36.3M 10.4 79.8 95.0", "ge_wrn28_10"),
     _row("SE-Wide-ResNet", _CIFAR, "36.5M 10.4 81.0 95.3", "se_wrn28_10"),
     _row(
-        "AA-Wide-ResNet", _CIFAR, "36.2M 10.9 81.6 95.2", "aa_wrn28_10", fitted={"share_heads": False}, note=_PER_HEAD
+        "AA-Wide-ResNet",
+        _CIFAR,
+        "36.2M 10.9 81.6 95.2",
+        "aa_wrn28_10",
+        fitted={"share_heads": False},
+        note=_PER_HEAD,
+        start={"init": "paper"},
     ),
 )
 

@@ -18,7 +18,7 @@ from statistics import mean, stdev, variance
 from typing import Any, get_type_hints
 
 from .. import recipes
-from ..recipes.diff import changes_of, options_of, usual
+from ..recipes.diff import NEUTRAL, changes_of, fields_of, options_of, usual
 from ..recipes.former import FORMER, options_meant
 from ..recipes.yaml_file import fit
 from ..utils.json_file import read_json
@@ -36,6 +36,8 @@ KINDS = {
     **dict.fromkeys(MEASURED, int | float),
 }
 """What the fields of a record are, where they are there; only what is measured may be None."""
+
+NOT_TRAINING = {"name", "model", "data", "epochs"}
 
 Record = dict[str, Any]
 
@@ -113,6 +115,12 @@ class Experiment:
     def recipe(self) -> recipes.Recipe | None:
         """What the catalogue has under the name."""
         return recipes.get(self.name) if self.name in recipes.names() else None
+
+    @property
+    def training(self) -> dict[str, Any]:
+        """How the network was trained: the fields of its recipe but for network, data and number of epochs."""
+        fields = fields_of(recipe_of(self.runs[0]))
+        return {name: value for name, value in fields.items() if name not in NEUTRAL | NOT_TRAINING}
 
     @property
     def command(self) -> str | None:
