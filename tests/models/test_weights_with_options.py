@@ -56,12 +56,18 @@ model = timm.create_model(NAME, pretrained=True).eval()
 x = torch.randn(2, 3, 64, 64, generator=torch.Generator().manual_seed(0))
 with torch.no_grad():
     logits = model(x)
+attended = timm.create_model(NAME, pretrained=True)
+aaconv.augment(attended, (3, 64, 64), where="layer1.0.conv2", combine="add")
+aaconv.save_model(attended, "attended")
+with torch.no_grad():
+    saved_logits = aaconv.load_model("attended").model(x)
 alone = timm.create_model("aa_resnet18")
 size = lambda network: list(network.layer2[0].conv1.rel_h.shape)
 recipe = recipes.override(recipes.get("demo-aa"), {"model": NAME})
 print(json.dumps({
     "package": aaconv.__file__,
     "logits": logits.tolist(),
+    "saved logits": saved_logits.tolist(),
     "cfg": model.pretrained_cfg,
     "listed": timm.list_pretrained("aa_resnet*"),
     "alone": [alone.num_classes, alone.pretrained_cfg["input_size"], type(alone.maxpool).__name__],
@@ -154,6 +160,10 @@ def test_keywords_that_the_weights_were_not_trained_with_are_refused(used):
 
 def test_a_run_that_starts_from_them_is_built_alike_by_timm(used):
     assert used["config"] == OWN
+
+
+def test_with_attention_added_they_are_saved_and_loaded(used):
+    torch.testing.assert_close(torch.tensor(used["saved logits"]), torch.tensor(used["logits"]), rtol=1e-4, atol=1e-4)
 
 
 def test_the_commands_name_the_weights_with_their_tag(used, facts):

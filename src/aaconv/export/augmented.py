@@ -136,7 +136,8 @@ def _built_by_timm(model: nn.Module, augmentations: Sequence[dict[str, Any]]) ->
     if not known.get("architecture"):
         return {}
     channels = augmentations[0]["example"][0][1]
-    return {"base": known["architecture"], **options_of(known), **({"in_chans": channels} if channels != 3 else {})}
+    tag = f".{known['tag']}" if options_of(known) else ""  # which brings the options
+    return {"base": known["architecture"] + tag, **({"in_chans": channels} if channels != 3 else {})}
 
 
 def _number_of_classes(model: nn.Module, shape: Sequence[int]) -> int:
