@@ -36,7 +36,8 @@ def _family(key: str) -> list[str]:
 
 
 def _model(name: str) -> tuple[str, ...]:
-    cost, mark = cost_of(name), " (has weights)" if name in pretrained() else ""
+    with_weights = {key.partition(".")[0] for key in pretrained()}
+    cost, mark = cost_of(name), " (has weights)" if name in with_weights else ""
     maps = f"{cost.map_bytes / 2**20:.2f} MiB" if cost.map_bytes else ""
     image = f"{cost.size[0]} x {cost.size[1]}"
     return f"`{name}`{mark}", image, f"{cost.params:,}", f"{cost.gflops:.3f}", f"{cost.true_gflops:.3f}", maps

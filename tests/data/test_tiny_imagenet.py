@@ -1,53 +1,28 @@
 """Tiny-ImageNet as its archive unpacks, on a folder of a few images, and everything that may be missing of it."""
 
-import random
+import os
 import shutil
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
 
 from aaconv.cli import main
 from aaconv.data import CropAndFlip, DeviceLoader, FileDataset, make_loader, open_dataset, tiny_imagenet
 from aaconv.data.class_names import class_title
 from aaconv.runs.load import load_model
+from support.tiny_imagenet_data import WNIDS, expect, make_tiny_imagenet
 
-WNIDS = ("n02124075", "n01443537", "n04067472")
 CLASSES = tuple(sorted(WNIDS))
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch):
-    """Three classes with four images each, and two to evaluate on."""
-    for name, value in (("CLASSES", 3), ("TRAIN", 4), ("VAL", 2)):
-        monkeypatch.setattr(tiny_imagenet, name, value)
+def small(original, monkeypatch):
+    expect(original, monkeypatch)
 
 
 @pytest.fixture(scope="module")
 def original(tmp_path_factory):
-    root = tmp_path_factory.mktemp("data")
-    folder, random_pixels = root / "tiny-imagenet-200", np.random.default_rng(0)
-
-    def save(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(random_pixels.integers(256, size=(64, 64, 3), dtype=np.uint8)).save(path, "JPEG")
-
-    rows = []
-    for label, name in enumerate(WNIDS):
-        for number in range(4):
-            save(folder / "train" / name / "images" / f"{name}_{number}.JPEG")
-        (folder / "train" / name / f"{name}_boxes.txt").write_text("")
-        for number in range(2):
-            file = f"val_{2 * label + number}.JPEG"
-            save(folder / "val" / "images" / file)
-            rows.append(f"{file}\t{name}\t0\t0\t62\t62\n")
-    Image.new("L", (64, 64), 90).save(folder / "train" / WNIDS[0] / "images" / f"{WNIDS[0]}_0.JPEG")  # some are grey
-    random.Random(0).shuffle(rows)
-    (folder / "val" / "val_annotations.txt").write_text("".join(rows))
-    (folder / "wnids.txt").write_text("\n".join(WNIDS) + "\n")
-    (folder / "words.txt").write_text("n01443537\tgoldfish\n")
-    return root
+    return make_tiny_imagenet(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture
@@ -106,6 +81,91 @@ def test_what_is_missing_is_named(damage, split, told, root):
     damage(root / "tiny-imagenet-200")
     with pytest.raises(OSError, match=told):
         open_dataset("tiny-imagenet", root, split)
+
+
+def flip_a_bit(file):
+    data = bytearray(file.read_bytes())
+    data[-3] ^= 1
+    file.write_bytes(data)
+
+
+def swap(one, other):
+    content = one.read_bytes()
+    one.write_bytes(other.read_bytes())
+    other.write_bytes(content)
+
+
+def swap_labels(file):
+    first, second, *rest = file.read_text().splitlines()
+    exchanged = [f"{a.partition(chr(9))[0]}\t{b.partition(chr(9))[2]}" for a, b in ((first, second), (second, first))]
+    file.write_text("\n".join([*exchanged, *rest]) + "\n")
+
+
+@pytest.mark.parametrize(
+    ("change", "split"),
+    [
+        (lambda folder: flip_a_bit(folder / "train/n02124075/images/n02124075_3.JPEG"), "train"),
+        (lambda folder: flip_a_bit(folder / "val/images/val_0.JPEG"), "test"),
+        (
+            lambda folder: swap(*(folder / f"train/{name}/images/{name}_0.JPEG" for name in CLASSES[:2])),
+            "train",
+        ),
+        (
+            lambda folder: (folder / "train/n01443537/images/n01443537_3.JPEG").rename(
+                folder / "train/n01443537/images/n01443537_4.JPEG"
+            ),
+            "train",
+        ),
+        (lambda folder: swap_labels(folder / "val/val_annotations.txt"), "test"),
+    ],
+    ids=["bit of train", "bit of val", "images of two classes", "name", "labels"],
+)
+def test_what_is_not_as_published_is_refused_with_a_way_out(change, split, root):
+    folder, other = root / "tiny-imagenet-200", {"train": "test", "test": "train"}[split]
+    change(folder)
+    place = folder / {"train": "train", "test": "val"}[split]
+    with pytest.raises(OSError, match="are not those of Tiny-ImageNet") as found:
+        open_dataset("tiny-imagenet", root, split)
+    assert f"in {place} are" in str(found.value)
+    assert f"expected {tiny_imagenet.MD5[split]}): " in str(found.value)
+    assert "folder/PATH" in str(found.value)
+    assert "\n" not in str(found.value)
+    assert open_dataset("tiny-imagenet", root, other)  # whose files are as they were
+
+
+def test_the_way_out_takes_changed_images(root):
+    folder = root / "tiny-imagenet-200"
+    flip_a_bit(folder / "train/n02124075/images/n02124075_3.JPEG")
+    for name in CLASSES:
+        shutil.copytree(folder / "train" / name / "images", root / "own" / "train" / name)
+        (root / "own" / "val" / name).mkdir(parents=True)
+    for line in (folder / "val" / "val_annotations.txt").read_text().splitlines():
+        file, name, *_ = line.split("\t")
+        shutil.copy(folder / "val" / "images" / file, root / "own" / "val" / name)
+    train, test = (open_dataset("folder/own", root, split) for split in ("train", "test"))
+    assert (len(train), len(test), train.classes) == (12, 6, CLASSES)
+
+
+def test_files_that_are_not_read_may_be_anything(root):
+    folder = root / "tiny-imagenet-200"
+    for place in ("words.txt", "val/README", "train/n02124075/n02124075_boxes.txt", "train/README"):
+        (folder / place).write_text("changed")
+    assert [len(open_dataset("tiny-imagenet", root, split)) for split in ("train", "test")] == [12, 6]
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="no FIFOs here")
+def test_what_is_not_a_file_is_named_without_waiting_for_it(root):
+    file = root / "tiny-imagenet-200/train/n01443537/images/n01443537_0.JPEG"
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(OSError, match=r"n01443537_0\.JPEG cannot be read: not a regular file; unpack it again"):
+        open_dataset("tiny-imagenet", root)
+
+
+def test_a_relative_folder_has_the_same_md5(original, monkeypatch):
+    for place, data_dir in ((original, "."), (original / "tiny-imagenet-200", "."), (original.parent, original.name)):
+        monkeypatch.chdir(place)
+        assert len(open_dataset("tiny-imagenet", data_dir)) == 12
 
 
 @pytest.mark.slow

@@ -21,7 +21,8 @@ import aaconv
 from aaconv import recipes
 from aaconv.cli import main
 from aaconv.data import open_dataset
-from aaconv.export.weights import _check, in_half
+from aaconv.export.model_card import shipped_card
+from aaconv.export.weights import in_half
 from aaconv.inference.evaluate import evaluate
 from aaconv.models import create_model, weights
 from aaconv.runs.load import load_model
@@ -289,6 +290,9 @@ def test_damaged_weights_are_told_in_a_line(monkeypatch):
 def test_numbers_that_half_precision_cannot_hold_are_refused():
     with pytest.raises(ValueError, match="fc has values"):
         in_half({"fc": torch.full((2, 2), 1e6)})
+    assert in_half({"fc": torch.full((2, 2), 1e6)}, "bfloat16")["fc"].dtype == torch.bfloat16
+    with pytest.raises(ValueError, match="dtype must be float16 or bfloat16, got dtype='float8'"):
+        in_half({}, "float8")
     assert in_half({"variance": torch.full((2,), 1e6)})["variance"].dtype == torch.float32
 
 
@@ -301,6 +305,7 @@ def test_numbers_that_half_precision_cannot_hold_are_refused():
         ("none/aa_small.shapes.safetensors", [], "there is no folder"),
         ("model.onnx", ["--data-dir", "data"], "--data-dir belongs to .safetensors"),
         ("model.onnx", ["--device", "cpu"], "--device belongs to .safetensors"),
+        ("model.onnx", ["--dtype", "bfloat16"], "--dtype belongs to .safetensors"),
         ("aa_small.shapes.safetensors", ["--device", "abacus"], "unknown device 'abacus'"),
     ],
 )
@@ -318,6 +323,7 @@ def test_what_cannot_be_shipped_is_told_in_a_line(name, options, told, run, tmp_
         ("environment.json", '{"commit": "1"}', "environment.json has no 'device'"),
         ("config.json", '"architecture"', "config.json has no 'architecture'"),
         ("config.json", '"crop_pct"', "config.json has no 'crop_pct'"),
+        ("config.json", '"model_args"', "config.json has no 'model_args'"),
     ],
 )
 def test_a_damaged_run_is_told_before_the_evaluation(file, text, told, broken, tmp_path, monkeypatch, capsys):
@@ -338,16 +344,17 @@ def test_a_damaged_run_is_told_before_the_evaluation(file, text, told, broken, t
 
 
 @pytest.mark.slow
-def test_both_files_are_written_or_none(run, tmp_path, monkeypatch, capsys):
+def test_all_files_are_written_or_none(run, tmp_path, monkeypatch, capsys):
     def full(*arguments):
         raise OSError(28, "No space left on device")
 
-    (tmp_path / "aa_small.shapes.json").write_text("old")
+    old = {f"aa_small.shapes.{ending}": f"old {ending}" for ending in ("json", "md")}
+    for name, text in old.items():
+        (tmp_path / name).write_text(text)
     monkeypatch.setattr("aaconv.export.weights.write_json", full)
     assert main(["export", str(run), "-o", str(tmp_path / "aa_small.shapes.safetensors"), "--device", "cpu"]) == 2
     assert "No space left" in capsys.readouterr().err
-    assert [path.name for path in tmp_path.iterdir()] == ["aa_small.shapes.json"]
-    assert (tmp_path / "aa_small.shapes.json").read_text() == "old"
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == old
 
 
 @pytest.mark.parametrize("part", ["holdout", "train_limit", "eval_limit"])
@@ -357,20 +364,9 @@ def test_runs_on_a_part_of_the_images_are_not_shipped(part, broken, tmp_path, ca
     assert f"{broken} was run with {part}=16" in capsys.readouterr().err
 
 
-def test_networks_without_a_registered_name_are_not_shipped(run, tmp_path):
-    loaded = load_model(run)
-    recipe = replace(loaded.recipe, model=recipes.Model("local-dir:net"))
-    with pytest.raises(ValueError, match="local-dir:net is not a registered model"):
-        _check(replace(loaded, recipe=recipe), tmp_path / "local-dir:net.shapes.safetensors")
-
-
-@pytest.mark.slow
-def test_neither_options_nor_half_a_run_can_be_shipped(tmp_path, capsys):
-    run = train_tiny(tmp_path / "run", "demo-aa", train_limit=16, eval_limit=16, model_options={"num_heads": 2})
-    assert main(["export", str(run), "-o", str(tmp_path / "aa_small.shapes.safetensors")]) == 2
-    assert "built without options" in capsys.readouterr().err
-    (run / "summary.json").unlink()
-    assert main(["export", str(run), "-o", str(tmp_path / "aa_small.shapes.safetensors")]) == 2
+def test_half_a_run_cannot_be_shipped(broken, tmp_path, capsys):
+    (broken / "summary.json").unlink()
+    assert main(["export", str(broken), "-o", str(tmp_path / "aa_small.shapes.safetensors")]) == 2
     assert "is not finished" in capsys.readouterr().err
     assert main(["export", "aa_small", "-o", str(tmp_path / "aa_small.shapes.safetensors")]) == 2
     assert "is not a run folder" in capsys.readouterr().err
@@ -381,7 +377,7 @@ def test_neither_options_nor_half_a_run_can_be_shipped(tmp_path, capsys):
 
 def test_the_weights_are_installed_with_the_package():
     patterns = read_project()["tool"]["setuptools"]["package-data"]["aaconv"]
-    for name in ("weights/aa_wrn16_4.cifar100.safetensors", "weights/aa_wrn16_4.cifar100.json"):
+    for name in (f"weights/aa_wrn16_4.cifar100.{ending}" for ending in ("safetensors", "json", "md")):
         assert any(fnmatch(name, pattern) for pattern in patterns), name
 
 
@@ -390,10 +386,11 @@ def test_every_file_that_is_shipped_is_what_its_facts_say():
         file = Path(cfg["file"])
         facts = weights.read_facts(file)
         assert facts["sha256"] == hashlib.sha256(file.read_bytes()).hexdigest(), key
-        assert file.stat().st_size < 8e6, key
+        assert file.with_suffix(".md").read_text(encoding="utf-8") == shipped_card(key, facts), key
         assert timm.is_model_pretrained(key)
         model = timm.create_model(key, pretrained=True)
         assert model.num_classes == facts["num_classes"] == len(facts["label_names"])
+    assert sum(path.stat().st_size for path in weights.FOLDER.iterdir()) < 30e6
 
 
 @pytest.mark.slow

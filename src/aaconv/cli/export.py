@@ -6,6 +6,7 @@ from .parsing import Parser, one_of, positive
 from .source import add_augment, add_device, add_source, add_weights, augmentation
 
 LAYOUTS = ("chexpert", "legendong", "leaderj1001")
+DTYPES = ("float16", "bfloat16")
 SOURCES = ("def99f9", "a6739a7")
 
 
@@ -25,6 +26,9 @@ def _add_export(commands: Parser) -> None:
     export.add_argument("--raw", action="store_true", help="of a detector: outputs without postprocessing")
     export.add_argument("--fixed", action="store_true", help="fix height and width; the batch size stays free")
     export.add_argument("--data-dir", metavar="DIR", help=".safetensors: where the data set of its evaluation is")
+    export.add_argument(
+        "--dtype", **one_of("dtype", DTYPES), help=".safetensors: of the matrices, float16 (default) or bfloat16"
+    )
     add_device(export, ".safetensors: ")
     add_weights(export)
     add_augment(export)
@@ -70,6 +74,8 @@ def _export(chosen: argparse.Namespace) -> None:
 
     if chosen.data_dir is not None:
         raise ValueError("--data-dir belongs to .safetensors files: others are run on random images")
+    if chosen.dtype is not None:
+        raise ValueError("--dtype belongs to .safetensors files: others keep the network's own")
     if chosen.device is not None:
         raise ValueError("--device belongs to .safetensors files: others are run on the CPU")
     export(
@@ -91,7 +97,7 @@ def _export_weights(chosen: argparse.Namespace) -> None:
     for option in ("size", "opset", "raw", "fixed", "pretrained", "augment"):
         if getattr(chosen, option):
             raise ValueError(f"--{option} is not for .safetensors files, which hold the weights of a run; leave it out")
-    how = {"weights": chosen.weights, "data_dir": chosen.data_dir, "device": chosen.device}
+    how = {name: getattr(chosen, name) for name in ("weights", "data_dir", "device", "dtype")}
     export_weights(chosen.source, chosen.output, **how)
 
 

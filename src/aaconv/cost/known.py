@@ -42,13 +42,15 @@ def known_models() -> list[str]:
 
 
 def pretrained() -> dict[str, str]:
-    """Model -> what its weights that come with the package reach; as timm's cfg describes them, without timm."""
+    """Model -> what its weights that come with the package reach; as timm's cfg describes them, without timm. With its
+    tag where the weights are of a network with options, for which the name alone does not stand."""
     found: dict[str, str] = {}
     for file in sorted(WEIGHTS.glob("[!.]*.json")):
         facts = json.loads(file.read_text(encoding="utf-8"))
         if file.with_suffix(".safetensors").is_file():
             reached = f"top-1 {facts['top1']:.2f} %, top-5 {facts['top5']:.2f} %"
-            found.setdefault(facts["architecture"], f"{facts['data']}: {reached}")
+            name = file.stem if facts.get("options") else facts["architecture"]
+            found.setdefault(name, f"{facts['data']}: {reached}")
     return found
 
 

@@ -72,8 +72,8 @@ def print_models(pattern: str = "*", *, as_json: bool = False) -> None:
         table.add_row(name, "{} x {}".format(*cost.size), f"{cost.params:,}", *gflops, maps)
     output = console()
     output.print(table)
-    for name in (name for name in models if name in weights):
-        output.print(f"pretrained: {name} on {weights[name]}", highlight=False, soft_wrap=True)
+    for key in (key for name in models for key in weights if key.partition(".")[0] == name):
+        output.print(f"pretrained: {key} on {weights[key]}", highlight=False, soft_wrap=True)
 
 
 def _named(pattern: str) -> list[str]:

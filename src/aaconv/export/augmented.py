@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from ..models.augmented import NAME
+from ..models.weights import options_of
 from ..runs.run_folder import CONFIG, WEIGHTS, write_json, write_weights
 from ..utils.files import check_parent, naming_unwritable, resolved
 from .hub import README, check_loads, check_repository, upload
@@ -135,7 +136,8 @@ def _built_by_timm(model: nn.Module, augmentations: Sequence[dict[str, Any]]) ->
     if not known.get("architecture"):
         return {}
     channels = augmentations[0]["example"][0][1]
-    return {"base": known["architecture"], **({"in_chans": channels} if channels != 3 else {})}
+    tag = f".{known['tag']}" if options_of(known) else ""  # which brings the options
+    return {"base": known["architecture"] + tag, **({"in_chans": channels} if channels != 3 else {})}
 
 
 def _number_of_classes(model: nn.Module, shape: Sequence[int]) -> int:

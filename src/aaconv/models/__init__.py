@@ -24,6 +24,7 @@ from .aa_resnet import ResNet
 from .aa_retinanet import RetinaNet, retinanet
 from .aa_small import SmallNet
 from .aa_wide_resnet import WideResNet
+from .weights import options_of, shipped
 
 __all__ = [
     "MnasNet",
@@ -72,6 +73,13 @@ def create_without_memory(name: str, **options: Any) -> nn.Module:
     return dry_run.build(lambda: timm.create_model(name, **kept))
 
 
+def pretrained_names() -> list[str]:
+    """Our names that have weights, family by family; with their tags where those are of a network with options."""
+    with_options = [key for key, cfg in shipped().items() if options_of(cfg)]
+    names = ((name, key) for name in list_models() for key in (name, *with_options))
+    return [key for name, key in names if key.partition(".")[0] == name and timm.is_model_pretrained(key)]
+
+
 def check_name(name: str) -> None:
     """A ValueError where timm knows no such model; what has a ":" is not looked for here."""
     if ":" in name:
@@ -91,8 +99,8 @@ def check_pretrained(name: str) -> None:
     """A ValueError where there are no weights of that name; what has a ":" is not looked for here."""
     check_name(name)
     if ":" not in name and not timm.is_model_pretrained(name):
-        ours = [other for other in list_models() if timm.is_model_pretrained(other)]
-        hint = f" (these have: {', '.join(ours)})" if ours else ""
+        ours = ", ".join(pretrained_names())
+        hint = f" (these have: {ours})" if ours else ""
         raise ValueError(f"{name} has no pretrained weights{hint}; name a run, or a file of weights with --weights")
 
 

@@ -3,16 +3,17 @@
 import inspect
 from collections.abc import Callable, Iterable
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import build_model_with_cfg, generate_default_cfgs
+from timm.models import build_model_with_cfg, generate_default_cfgs, resolve_pretrained_cfg
 from torch import nn
 
 from ..layers.augment import OPTIONS, RULES, augment
 from ..layers.channels import Preset
 from ..layers.gates import GATES
-from .weights import shipped
+from .weights import options_of, shipped
 
 # The first word of a name, and what it means.
 KINDS = {
@@ -97,12 +98,20 @@ def small_image_cfgs(names: Iterable[str], **network: Any) -> Any:
 
 
 def _cfgs(names: Iterable[str], common: dict[str, Any]) -> Any:
-    """With the weights that come with the package, for the names that have some."""
+    """With the weights that come with the package, for the names that have some; a name alone never stands for those
+    of a network with options."""
     found: dict[str, Any] = {}
     for name in names:
         tagged = {key: cfg for key, cfg in shipped().items() if key.partition(".")[0] == name}
-        found |= {key: common | cfg for key, cfg in tagged.items()} or {name: common}
-    return generate_default_cfgs(found)
+        usual = {key: common | cfg for key, cfg in tagged.items() if not options_of(cfg)}
+        others = {key: common | {"pool_size": None} | cfg for key, cfg in tagged.items() if options_of(cfg)}
+        found |= (usual or {name: common}) | others
+    defaults = generate_default_cfgs(found)
+    for default in defaults.values():
+        if "" in default.cfgs:  # timm puts what has weights first
+            default.tags.remove("")
+            default.tags.appendleft("")
+    return defaults
 
 
 def create(
@@ -117,6 +126,7 @@ def create(
 
     features: what timm is to know for features_only.
     """
+    options = _with_own_options(name, options)
     presets = {key: Preset(value) for key, value in settings.items() if key.endswith("_ratio")}
     chosen = {key: value for key, value in (settings | presets).items() if not _replaced(key, options)}
     return build_model_with_cfg(model_class, name, pretrained, feature_cfg=dict(features or {}), **(chosen | options))
@@ -125,3 +135,20 @@ def create(
 def _replaced(setting: str, options: dict[str, Any]) -> bool:
     # A number of channels takes the place of the ratio: the layer refuses both.
     return setting.endswith("_ratio") and f"{setting.removesuffix('_ratio')}_channels" in options
+
+
+def _with_own_options(name: str, options: dict[str, Any]) -> dict[str, Any]:
+    """The caller's keywords, and those that the network of the named weights has; a ValueError where they differ.
+
+    img_size may differ: tables fit any.
+    """
+    known = resolve_pretrained_cfg(name, options.get("pretrained_cfg")).to_dict()
+    own = options_of(known)
+    for key in sorted((own.keys() - {"img_size"}) & options.keys()):
+        given = list(options[key]) if isinstance(options[key], tuple) else options[key]
+        if given != own[key]:
+            raise ValueError(
+                f"the weights {Path(known['file']).stem} are of a network with {key}={own[key]!r}, got "
+                f"{key}={options[key]!r}; leave it out, or build {name} without these weights"
+            )
+    return own | options

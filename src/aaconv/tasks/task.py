@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from ..data.transforms import INTERPOLATION
 from ..models import create_model
+from ..models.weights import options_of_name
 from ..recipes.recipe import Recipe
 from ..utils.distributed import World
 from ..utils.errors import one_line
@@ -105,7 +106,7 @@ class Task(ABC):
             "architecture": self.recipe.model.name.partition(".")[0],
             "num_classes": len(info.classes),
             "label_names": list(info.classes),
-            "model_args": self.recipe.model.network_options,
+            "model_args": options_of_name(self.recipe.model.name) | self.recipe.model.network_options,
             "pretrained_cfg": {
                 "input_size": [3, info.size, info.size],
                 "mean": list(info.mean),
