@@ -11,7 +11,7 @@ def settings() -> Iterator[known.Setting]:
     seen = []
     for table in TABLES.values():
         for row in table.rows:
-            for options in (row.options, row.options | row.fitted):
+            for options in (row.options, row.options | row.fitted, row.started.options):
                 setting = (row.model, table.size, options)
                 if options and setting not in seen:
                     seen.append(setting)
