@@ -65,7 +65,7 @@ def distance() -> Figure:
     if not lengths:
         raise ValueError(_nothing("shapes-distance-*"))
     figure = Figure(figsize=(2.5 + 4.5 * len(lengths), 4.6), layout="constrained")
-    figure.suptitle("Have two objects the same colour? When attention is needed", x=0.01, ha="left", color=INK)
+    figure.suptitle("Have two objects the same colour, further and further apart?", x=0.01, ha="left", color=INK)
     panels = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
     for axes, epochs in zip(panels, lengths, strict=True):
         axes.set_title(f"after {plural(epochs, 'epoch')}", loc="left", fontsize=11, color=INK)
