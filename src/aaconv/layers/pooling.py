@@ -107,8 +107,10 @@ class Enlarge(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, size: tuple[int, int]) -> Tensor:
         ctx.sides = x.shape[2:]
-        # autocast makes float32 of it
-        return F.interpolate(x, size=size, mode="bilinear", align_corners=False).to(x.dtype)
+        found = F.interpolate(x, size=size, mode="bilinear", align_corners=False)
+        # Autocast makes float32 of it. Not cast where that does nothing: torch 2.11's compiler then has one tensor for
+        # two, and gives the gradient to the other.
+        return found if found.dtype == x.dtype else found.to(x.dtype)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
