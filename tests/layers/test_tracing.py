@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from torch.autograd import forward_ad
 
 from aaconv import AAConv2d
 from aaconv.layers.convolution import convolve_around
@@ -47,3 +48,15 @@ def test_transforms_that_are_compiled_give_what_they_give_otherwise(operation):
     for transformed in (torch.func.grad(penalty), by_image):
         compiled = torch.compile(transformed, backend="aot_eager", fullgraph=True)
         torch.testing.assert_close(compiled(x), transformed(x))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # torch's own, in forward mode
+@pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
+def test_forward_mode_that_is_compiled_gives_what_it_gives_otherwise(operation):
+    def along(x):
+        with forward_ad.dual_level():
+            change = operation(forward_ad.make_dual(x.clone().requires_grad_(), x.cos()))
+            return forward_ad.unpack_dual(change).tangent.detach()
+
+    x = torch.randn(2, 3, 4, 4, dtype=torch.float64)
+    torch.testing.assert_close(torch.compile(along, backend="aot_eager")(x), along(x))

@@ -34,13 +34,14 @@ def someone_looks_on(*tensors: Tensor | None) -> bool:
 def is_transformed() -> bool:
     """Whether a transform of torch.func or forward-mode differentiation is at work, which know nothing of our kernels:
     they refuse some, and take the tangent of others for zero."""
-    return not torch.compiler.is_compiling() and (is_in_transform() or is_forward_mode())
+    return not torch.compiler.is_compiling() and is_in_transform()
 
 
 @constant_to_compilers
 def is_in_transform() -> bool:
-    """Whether a transform of torch.func is at work; for a compiler, whether it compiles one."""
-    return torch._C._are_functorch_transforms_active()
+    """Whether a transform of torch.func or forward-mode differentiation is at work; for a compiler, whether it compiles
+    one."""
+    return torch._C._are_functorch_transforms_active() or torch.autograd.forward_ad._current_level >= 0
 
 
 def is_forward_mode() -> bool:

@@ -19,8 +19,10 @@ def is_exporting() -> bool:
 
 def compiles_gradient(*tensors: Tensor) -> bool:
     """Whether an autograd.Function of ours may say what compilers make of a gradient by these tensors. Not where one of
-    torch.func's transforms is compiled as well: these pass by what such a function computes forward, so that a gradient
-    of a gradient would be wrong without a word. An export has no gradients."""
+    torch.func's transforms is compiled as well, or forward mode: these pass by what such a function computes forward,
+    so that a gradient of a gradient would be wrong without a word. So it is where backend="eager" leaves the
+    differentiation to torch, which cannot be asked here; other backends refuse a second one. An export has no
+    gradients."""
     wanted = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors)
     return wanted and torch.compiler.is_compiling() and not is_exporting() and not is_in_transform()
 
