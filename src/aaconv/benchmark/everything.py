@@ -262,8 +262,8 @@ def _measure(job: Job, progress: Progress, until: float | None) -> bool:
     if code:
         progress(f"{job.name}: failed with exit status {code}; see {job.unfinished_log}")
         return False
-    job.unfinished_log.replace(job.log)
     job.unfinished.replace(job.result)
+    job.unfinished_log.replace(job.log)  # last: it says which command the result is of
     return True
 
 

@@ -1,6 +1,7 @@
 """The command `aaconv`: subcommands and their options, no logic; only what is run imports torch."""
 
 import argparse
+import errno
 import json
 import os
 import sys
@@ -14,6 +15,8 @@ from . import bench, completion, data, doctor, explore, export, finetune, infere
 from .parsing import Parser, nearest
 from .recipe_options import MODEL_OPTION, spell_out
 
+UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR)
+"""Reasons why a file cannot be written."""
 BACKENDS = ("eager", "sdpa", "triton")
 """Those of aaconv.attention, which is not imported for their names: that takes seconds."""
 
@@ -90,7 +93,7 @@ def _reason(error: Exception) -> str | None:
     if isinstance(error, ValueError | OSError):
         return str(error)
     cause = getattr(error, "inner_exception", None)  # what has stopped torch's compiler
-    if isinstance(cause, OSError):
+    if isinstance(cause, OSError) and cause.errno in UNWRITABLE:
         return f"torch.compile cannot write its files: {cause}; set TORCHINDUCTOR_CACHE_DIR to another folder"
     return None
 

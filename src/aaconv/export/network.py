@@ -274,7 +274,8 @@ def _exported(subject: Subject, size: int, free: Free) -> ExportedProgram:
 
 def _refuse_largest(program: ExportedProgram, axes: Iterable[int]) -> None:
     """A ValueError where a free size has an end: torch follows one side of a condition, such as that windows cover the
-    map, and beyond the end an ONNX file would go that way all the same."""
+    map, and beyond the end an ONNX file would go that way all the same. Conditions on several sizes together, or that
+    only small maps fail, are not seen; layers of ours have none."""
     (images,) = (node for node in program.graph.nodes if node.name in program.graph_signature.user_inputs)
     for axis in axes:
         most = program.range_constraints[images.meta["val"].shape[axis].node.expr].upper

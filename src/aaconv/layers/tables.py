@@ -124,6 +124,7 @@ def _fit_on_load(
         loaded = state_dict.get(key)
         if mark is not None and is_lazy(own) and loaded is not None and not is_lazy(loaded):
             problems[-1].append(f"{key} is of a window, this layer attends to maps of no size yet; pass size=")
+            state_dict[key] = own  # else torch would give it the other's shape, and the next load would pass
         if is_lazy(own) or loaded is None or is_lazy(loaded) or loaded.dim() != own.dim():
             continue
         old, new = (loaded.shape[-2] + 1) // 2, (own.shape[-2] + 1) // 2
