@@ -124,10 +124,14 @@ def options_of_queue() -> argparse.ArgumentParser:
     return parser
 
 
+def split(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """What is for the queue, and what follows `--`."""
+    end = words.index("--") if "--" in words else len(words)
+    return list(words[:end]), list(words[end + 1 :])
+
+
 def main(words: Sequence[str]) -> int:
-    own, options = list(words), []
-    if "--" in own:
-        own, options = own[: own.index("--")], own[own.index("--") + 1 :]
+    own, options = split(words)
     parser = options_of_queue()
     chosen = parser.parse_args(own)
     try:

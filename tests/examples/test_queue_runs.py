@@ -68,7 +68,7 @@ def test_the_page_of_experiments_trains_each_once(queue):
     for line in printed.splitlines():
         script, *words = line.split("\t")[:-1]
         assert script == "examples/queue_runs.py"
-        own, options = words[: words.index("--")], words[words.index("--") + 1 :]
+        own, options = queue.split(words)
         chosen = queue.options_of_queue().parse_args(own)
         changes = given(parser.parse_args(["train", "demo-aa", *spell_out(options)]))
         for job in queue.jobs_of(chosen.patterns, chosen.seeds, chosen.runs):
