@@ -228,6 +228,12 @@ def test_sizes_that_change_are_compiled_a_few_times_whatever_they_are(training):
     and even sizes of each of the layers."""
     from torch._dynamo.testing import CompileCounter
 
+    pooling = CompileCounter()
+    pooled = torch.compile(lambda x: nn.functional.avg_pool2d(x, 3, 2, 1), dynamic=True, backend=pooling)
+    for side in (16, 15):
+        pooled(torch.randn(1, 2, side, side + 2))
+    if pooling.frame_count > 1:
+        pytest.skip(f"torch {torch.__version__} compiles every pooling anew for odd and for even sides")
     strided, halved = small(stride=2, size=8), AAConv2d(16, 16, 3, **SMALL, size=8, downsample=True)
     network, counter = nn.Sequential(strided, nn.ReLU(), halved).train(training), CompileCounter()
     compiled = torch.compile(network, dynamic=True, fullgraph=True, backend=counter)

@@ -50,6 +50,7 @@ def test_transforms_that_are_compiled_give_what_they_give_otherwise(operation):
         torch.testing.assert_close(compiled(x), transformed(x))
 
 
+@pytest.mark.skipif(torch.__version__.startswith("2.11."), reason="compiled, torch 2.11 refuses forward mode here")
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:FutureWarning")  # torch's own, in forward mode
 @pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 def test_forward_mode_that_is_compiled_gives_what_it_gives_otherwise(operation):
