@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from aaconv import recipes
 from aaconv.cli import command_line, recipe_options
+from aaconv.models import create_without_memory
 from aaconv.recipes import Model, Recipe, diff, overrides
 from aaconv.recipes.catalogue import ours
 from aaconv.recipes.overrides import check_optimizer
@@ -46,6 +47,20 @@ def test_practical_recipes_are_there():
     assert {f"cifar100-small-{variant}" for variant in variants} <= names
     assert {f"imagenette-{kind}-resnet{depth}" for kind in ("plain", "se", "aa") for depth in (18, 50)} <= names
     assert {"imagenette-aa-window-resnet50", "coco-small-aa-window-retinanet50"} <= names
+
+
+@pytest.mark.parametrize("depth", [18, 50])
+def test_the_recipes_of_tiny_imagenet_differ_in_the_network_alone(depth):
+    """One of them sees the whole map without attending, with hardly more parameters."""
+    kinds = ("plain", "se", "aa", "aa-se", "average")
+    found = {kind: recipes.get(f"tiny-imagenet-resnet{depth}-{kind}") for kind in kinds}
+    plain = replace(found["plain"], name="", summary="")
+    assert all(replace(recipe, name="", summary="", model=plain.model) == plain for recipe in found.values())
+    sizes = {}
+    for kind in ("plain", "average"):
+        network = create_without_memory(found[kind].model.name, num_classes=200, **found[kind].model.options)
+        sizes[kind] = sum(parameter.numel() for parameter in network.parameters())
+    assert 1 < sizes["average"] / sizes["plain"] < 1.03
 
 
 def test_the_recipes_of_windows_differ_in_the_network_alone():

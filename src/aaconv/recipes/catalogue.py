@@ -10,6 +10,7 @@ from fnmatch import fnmatchcase
 from typing import Any
 
 from .paper import TABLES, PaperTable, Row
+from .pretrained import AUGMENTED
 from .recipe import Evidence, Model, Recipe
 
 _RECIPES: dict[str, Recipe] = {}
@@ -286,13 +287,21 @@ TINY_KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 def _tiny_imagenet() -> Iterator[Recipe]:
-    """ResNets on 64 pixels, without the pooling of their stem: the kinds of table 3 in an hour or so on one GPU."""
-    for depth in (18, 50):
-        for variant, (kind, options, title) in TINY_KINDS.items():
+    """ResNets on 64 pixels, without the pooling of their stem: the kinds of table 3 in an hour or so on one GPU, and
+    what sees the whole map without attending."""
+    for depth, where in ((18, "layer[234].*.conv1"), (50, "layer[234].*.conv2")):
+        kinds = {
+            variant: (title, Model(f"{kind}_resnet{depth}", {"stem_pool": False, **options}))
+            for variant, (kind, options, title) in TINY_KINDS.items()
+        }
+        average = {"where": where, "instead": "average"}
+        built = {"base": f"plain_resnet{depth}", "stem_pool": False, "augmentations": [average]}
+        kinds["average"] = "an even average over the map, added in the last three stages", Model(AUGMENTED, built)
+        for variant, (title, model) in kinds.items():
             yield Recipe(
                 name=f"tiny-imagenet-resnet{depth}-{variant}",
                 summary=f"ResNet-{depth} on Tiny-ImageNet: {title}",
-                model=Model(f"{kind}_resnet{depth}", {"stem_pool": False, **options}),
+                model=model,
                 data="tiny-imagenet",
                 epochs=60,
                 batch=256,
