@@ -110,6 +110,9 @@ def test_the_ablation_is_drawn_over_the_ratio(nothing_recorded, tmp_path):
 def test_the_distance_is_drawn_relative_to_the_receptive_field(nothing_recorded, tmp_path):
     with pytest.raises(ValueError, match=r"no results to draw yet; .*'shapes-distance-\*'"):
         save("distance", tmp_path / "figure.png")
+    keep(nothing_recorded, "shapes-distance-6-part", "plain_small", {}, [50.0], epochs=5)
+    with pytest.raises(ValueError, match=r"no results to draw yet; .*'shapes-distance-\*'"):
+        save("distance", tmp_path / "figure.png")
     for distance, top1 in ((30, 75.0), (6, 99.0)):
         keep(nothing_recorded, f"shapes-distance-{distance}", "plain_small", {}, [top1, top1 - 1])
         keep(nothing_recorded, f"shapes-distance-{distance}-part", "plain_small", {}, [50.0])
@@ -130,6 +133,14 @@ def test_the_distance_is_drawn_relative_to_the_receptive_field(nothing_recorded,
     assert shorter.get_title(loc="left") == "after 5 epochs"
     assert lines_of(shorter) == {"convolutions only (n = 1)": [[0.4, 98.0]], "with SE (n = 1)": [[0.4, 97.0]]}
     assert [receptive_field(strides) for strides in ((2,), (2, 2), (2, 2, 1), (2, 2, 1, 1))] == [3, 7, 15, 23]
+
+
+def test_one_network_is_drawn_in_each_of_its_lengths(nothing_recorded):
+    for epochs in (3, 10):
+        keep(nothing_recorded, "shapes-distance-6", "plain_small", {}, [98.0], epochs=epochs)
+    with rc_context(STYLE):
+        panels = OUR_FIGURES["distance"]().axes
+    assert [axes.get_title(loc="left") for axes in panels] == ["after 3 epochs", "after 10 epochs"]
 
 
 def test_the_command_knows_every_figure():

@@ -6,6 +6,7 @@ are kept.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -56,14 +57,15 @@ def ablation() -> Figure:
 def distance() -> Figure:
     """Accuracy of small networks on `shapes` over the distance of the objects, relative to the receptive field: a panel
     for each length of training in which networks can be compared."""
-    graded = [one for one in _recorded() if one.dataset.startswith(SHAPES_DATA) and one.model in GRADED]
     by_epochs: dict[int, list[Experiment]] = {}
-    for one in graded:
-        by_epochs.setdefault(one.epochs or 0, []).append(one)
-    networks = {epochs: len({one.model for one in ours}) for epochs, ours in by_epochs.items()}
-    lengths = sorted(epochs for epochs in by_epochs if networks[epochs] > 1 or len(by_epochs) == 1)
-    if not lengths:
+    for one in _recorded():
+        if one.model in GRADED and re.fullmatch(rf"{SHAPES_DATA}\d+", one.dataset):
+            by_epochs.setdefault(one.epochs or 0, []).append(one)
+    if not by_epochs:
         raise ValueError(_nothing("shapes-distance-*"))
+    networks = {epochs: len({one.model for one in ours}) for epochs, ours in by_epochs.items()}
+    enough = min(2, max(networks.values()))
+    lengths = sorted(epochs for epochs in by_epochs if networks[epochs] >= enough)
     figure = Figure(figsize=(2.5 + 4.5 * len(lengths), 4.6), layout="constrained")
     figure.suptitle("Have two objects the same colour, further and further apart?", x=0.01, ha="left", color=INK)
     panels = figure.subplots(1, len(lengths), sharey=True, squeeze=False)[0]
@@ -79,10 +81,8 @@ def distance() -> Figure:
 def _draw_distances(axes: Axes, ours: list[Experiment]) -> None:
     found: dict[str, list[Point]] = {model: [] for model in GRADED}
     for one in _most_runs(ours):
-        columns = one.dataset.removeprefix(SHAPES_DATA)
-        if columns.isdecimal():
-            field = receptive_field(one.options.get("strides", SMALL_STRIDES))
-            found[one.model].append((int(columns) / field, one))
+        columns = int(one.dataset.removeprefix(SHAPES_DATA))
+        found[one.model].append((columns / receptive_field(one.options.get("strides", SMALL_STRIDES)), one))
     for model, points in found.items():
         _draw(axes, points, *GRADED[model], single_runs=True)
     axes.axhline(BY_PARTS, color=INK, linewidth=1, linestyle=(0, (1, 3)))
