@@ -86,12 +86,17 @@ def test_a_dilation_goes_with_its_checkpoint():
     whole.load_state_dict(close.state_dict())
     wide.load_state_dict(whole.state_dict())
     assert torch.equal(wide.rel_w, close.rel_w[::2])
-    unsaid = {
-        key: value if value.is_floating_point() else torch.tensor(True) for key, value in wide.state_dict().items()
-    }
-    again = layer(window=3, window_dilation=(1, 2))
-    again.load_state_dict(unsaid)  # of a release whose marks did not say
+
+
+MARKS = {"older": torch.tensor(True), "damaged": torch.zeros(2, dtype=torch.long), "meta": torch.ones(2, device="meta")}
+
+
+@pytest.mark.parametrize("mark", MARKS.values(), ids=MARKS)
+def test_a_mark_that_does_not_say_is_of_the_same_dilation(mark):
+    wide, again = layer(window=3, window_dilation=(1, 2)), layer(window=3, window_dilation=(1, 2))
+    again.load_state_dict(wide.state_dict() | {tables.WINDOW_MARK: mark})
     assert torch.equal(again.rel_w, wide.rel_w)
+    assert again.state_dict()[tables.WINDOW_MARK].tolist() == [1, 2]
 
 
 @pytest.mark.parametrize("options", [{"window": 5}, {"size": 9}], ids=str)

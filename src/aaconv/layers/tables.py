@@ -147,8 +147,11 @@ def _steps_of(mark: Tensor | None, spec: TableSpec) -> tuple[int, ...]:
     """Those of the tables that are loaded: 1 for a map's; where a mark does not say, the module's own."""
     if mark is None:
         return (1,) * len(spec.names)
-    said = mark.dim() == 1 and not mark.is_meta and len(mark) == len(spec.names)
-    return tuple(mark.tolist()) if said else spec.steps or (1,) * len(spec.names)
+    own = spec.steps or (1,) * len(spec.names)
+    if type(mark) is not Tensor or mark.is_meta or mark.shape != (len(own),):  # nor may a subclass have numbers
+        return own
+    steps = tuple(mark.tolist())
+    return steps if min(steps) >= 1 else own
 
 
 def _about(length: int, step: int, of_window: bool) -> str:
