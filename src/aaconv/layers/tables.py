@@ -139,8 +139,8 @@ def _fit_on_load(
             _told_resizes.add(told)
             _log.warning("%s (first: %s)", told, key)
     if spec.of_window:
-        place = mark if mark is not None else state_dict.get(prefix + spec.names[-1], getattr(module, WINDOW_MARK))
-        state_dict[prefix + WINDOW_MARK] = _mark(spec, place.device)
+        beside = state_dict.get(prefix + spec.names[-1], getattr(module, WINDOW_MARK))
+        state_dict[prefix + WINDOW_MARK] = _mark(spec, beside.device)
 
 
 def _steps_of(mark: Tensor | None, spec: TableSpec) -> tuple[int, ...]:
