@@ -258,6 +258,18 @@ def test_tables_gradients_summed_in_two_steps(tables, monkeypatch):
 
 
 @interpreted
+@pytest.mark.parametrize(
+    ("outer", "rows", "numbers"), [(1, 0, 5), (1, 1, 129), (3, 33, 20), (2, 64, 128), (1, 255, 300)]
+)
+def test_rows_are_summed(outer, rows, numbers):
+    one = triton_plan.Sum(outer, rows, numbers)
+    parts, sums = torch.randn(outer, rows, numbers), torch.full((outer, numbers), torch.nan)
+    [step] = triton_plan.sum_steps([one])
+    step.launcher([parts, sums], step.scalars)
+    torch.testing.assert_close(sums.double(), parts.double().sum(1), rtol=0, atol=1e-5)
+
+
+@interpreted
 def test_a_batch_is_its_images():
     assert_a_batch_is_its_images(random_inputs(6, 5, 9, 2, 20, 3), torch.float16, 2, 20, parts=3)
 

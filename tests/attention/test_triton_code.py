@@ -100,7 +100,8 @@ def test_kernels_follow_each_other_in_an_order_they_count_on(tables, monkeypatch
     assert launched == ["pack", "attend_forward"] * 2
     launched.clear()
     triton_backend.backward(out, qkv, rel_h, rel_w, out, lse, 3, 2, 40)
-    assert launched == ["pack", "attend_backward_queries", "attend_backward_keys", *["relative_backward"] * tables] * 2
+    once = ["pack", "attend_backward_queries", "attend_backward_keys", *["relative_backward"] * tables]
+    assert launched == [*once * 2, *["sum_rows"] * tables]
 
 
 ELONGATED = [(2, height, width, 8, 20, 3) for height, width in [(3, 67), (12, 80), (8, 128), (1, 64), (20, 20)]]
@@ -169,6 +170,31 @@ def test_scratch_is_linear_in_the_pixels(batch):
 )
 def test_many_rows_are_summed_in_two_steps(rows, chosen):
     assert triton_plan.two_steps(rows) == chosen
+
+
+@pytest.mark.parametrize(
+    ("parts", "sums"),
+    [
+        ((1, 8, 1, 100), []),  # the parts are the sums
+        ((0, 1, 1, 100), [(1, 0, 100)]),
+        ((7, 1, 1, 100), [(1, 7, 100)]),
+        ((1, 8, 5, 100), [(8, 5, 100)]),
+        ((7, 8, 5, 100), [(56, 5, 100), (1, 7, 800)]),
+        ((1024, 1, 1, 100), [(1, 32, 3200), (1, 32, 100)]),
+        ((1024, 2, 3, 10), [(2048, 3, 10), (1, 32, 640), (1, 32, 20)]),
+    ],
+)
+def test_parts_of_the_tables_gradients_are_summed_one_dimension_after_the_other(parts, sums):
+    rows, heads, splits, numbers = parts
+    chosen = triton_plan.table_sums(*parts)
+    assert list(chosen) == sums
+    names = triton_plan.sum_names(chosen)
+    assert names[0] == "grad_tables"
+    assert len(set(names)) == len(sums) + 1
+    of_parts = max(1, rows * heads * splits * numbers)
+    assert [*triton_plan.scratch_of_sums(chosen).items()][:1] == [("grad_tables", of_parts)] * bool(sums)
+    if chosen:
+        assert chosen[-1].outer * chosen[-1].numbers == heads * numbers
 
 
 @pytest.mark.parametrize(
@@ -325,7 +351,8 @@ def test_a_launch_that_we_do_not_understand_goes_tritons_way(change):
 def test_hooks_of_a_profiler_see_every_launch():
     kernel = Kernel("3.9")
     launcher, program_kernel = triton_launch.Launcher(kernel, 7, CONSTANTS), Kernel("3.9")
-    program = triton_launch.Program([(triton_launch.Launcher(program_kernel, 7, CONSTANTS), (0,))], {"queries": 5}, 4)
+    step = triton_launch.Step(triton_launch.Launcher(program_kernel, 7, CONSTANTS), (0,))
+    program = triton_launch.Program([step], {"queries": 5}, 4)
     tensors, hook = [torch.zeros(64) for _ in range(3)], lambda metadata: None
     triton.knobs.runtime.launch_enter_hook.add(hook)
     try:
@@ -343,7 +370,7 @@ def test_hooks_of_a_profiler_see_every_launch():
 def test_a_program_starts_its_kernels_by_addresses_from_the_second_call_on(monkeypatch):
     kernels = Kernel("3.6"), Kernel("3.9")
     launchers = [triton_launch.Launcher(kernel, 7, CONSTANTS) for kernel in kernels]
-    steps = [(launcher, (first,)) for first in (0, 4) for launcher in launchers]
+    steps = [triton_launch.Step(launcher, (first,)) for first in (0, 4) for launcher in launchers]
     program = triton_launch.Program(steps, {"grads": 3, "queries": 9}, itemsize=2)
     qkv, out = torch.zeros(64, dtype=torch.bfloat16), torch.zeros(64)
     buffers, new_empty = [], torch.Tensor.new_empty

@@ -3,8 +3,6 @@
 They run in processes that test_in_the_interpreter starts.
 """
 
-import math
-
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -226,9 +224,8 @@ def held_by(case, backward):
     out, lse = triton_backend._empty_forward(qkv, case.heads, case.heads * case.depth)
     tensors = [qkv, *tables, out, lse]
     tensors += [torch.empty_like(out), *triton_backend._empty_backward(qkv, *tables)] if backward else []
-    partial = [plan.partial_shape[dimension:] for dimension in range(len(plan.partial_sums) + 1)] * backward
-    held = sum(tensor.nbytes for tensor in tensors) + sum(4 * math.prod(shape) for shape in partial)
-    return (held + qkv.itemsize * sum(plan.program.scratch.values()) + 4 * plan.deltas) / qkv.nbytes
+    held = sum(tensor.nbytes for tensor in tensors) + 4 * sum(plan.program.exact.values())
+    return (held + qkv.itemsize * sum(plan.program.scratch.values())) / qkv.nbytes
 
 
 @pytest.mark.parametrize("side", [56, 112])
@@ -267,8 +264,8 @@ def test_parts_of_the_tables_gradients_are_a_small_share_of_a_tall_map(case):
     programs, of_a_part = triton_window.TABLE_PROGRAMS * 132, (2 * sum(case.window.size) - 2) * case.depth
     assert plan.constants["MANY_ROWS"]
     assert programs // 2 < plan.table_programs < case.height * case.heads
-    assert math.prod(plan.partial_shape) == plan.table_programs * of_a_part
-    assert 4 * math.prod(plan.partial_shape) <= max(qkv.nbytes / 16, 4 * (programs + case.heads) * of_a_part)
+    assert plan.program.exact["grad_tables"] == plan.table_programs * of_a_part
+    assert 4 * plan.program.exact["grad_tables"] <= max(qkv.nbytes / 16, 4 * (programs + case.heads) * of_a_part)
 
 
 @pytest.mark.parametrize("tables", ["shared", "per head"])

@@ -18,7 +18,7 @@ from torch.utils.flop_counter import register_flop_formula
 from . import eager, triton_wide, triton_window
 from .torch_state import constant_to_compilers, is_transformed, someone_looks_on
 from .triton_launch import H200, INTERPRETED, device_of, gpu_at
-from .triton_plan import GROUP, Plan, ceil_div, is_wide, key_parts, padded, plan_for, power_below
+from .triton_plan import GROUP, Plan, ceil_div, is_wide, key_parts, padded, plan_for, power_below, sum_names
 from .triton_window import WindowPlan, plan_windows
 from .windows import Window
 
@@ -141,23 +141,18 @@ def backward(
     """The gradients of qkv, packed, and of the tables, one after the other (empty if there are none)."""
     plan, read, tables = _prepare(qkv, rel_h, rel_w, height, num_heads, key_channels, window, backward=True)
     grad_out = grad_out.contiguous()
+    grad_qkv, grad_tables = _empty_backward(qkv, rel_h, rel_w)
     if plan.is_wide:
-        grad_qkv, grad_tables = _empty_backward(qkv, rel_h, rel_w)
         sizes = height, num_heads, key_channels
         grad_out, read, out, into = map(_with_pixels, (grad_out, read, out, grad_qkv))
         with device_of(qkv):
             triton_wide.backward(grad_out, read, *tables, out, lse, *sizes, into, grad_tables)
         return grad_qkv, grad_tables
-    grad_qkv, partial = qkv.new_empty(qkv.shape), lse.new_empty(plan.partial_shape)
     with device_of(qkv):
         tensors = {"qkv": read, "rel_h": tables[0], "rel_w": tables[1], "out": out, "lse": lse}
-        tensors |= {"grad_out": grad_out, "grad_qkv": grad_qkv, "grad_tables": partial}
-        if plan.deltas:
-            tensors["delta"] = lse.new_empty(plan.deltas)
+        tensors |= {"grad_out": grad_out, "grad_qkv": grad_qkv, sum_names(plan.sums)[-1]: grad_tables}
         plan.program(read, tensors)
-        for dimension in plan.partial_sums:
-            partial = partial.sum(dimension)
-    return grad_qkv, partial
+    return grad_qkv, grad_tables
 
 
 def _prepare(

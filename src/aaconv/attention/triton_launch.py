@@ -3,7 +3,7 @@
 import copy
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from operator import itemgetter
 from typing import Any, NamedTuple
@@ -58,55 +58,78 @@ class Launcher:
         return self.kernel[self.grid](*tensors, *scalars, **self.constants)
 
 
+class Step(NamedTuple):
+    """A kernel of a program, and its scalars."""
+
+    launcher: Launcher
+    scalars: tuple[int, ...]
+    names: tuple[str, ...] = ()
+    """Of its tensors, where the kernel calls them otherwise."""
+
+
 class Program:
     """Kernels that run one after the other, with scratch that they share: all of a call of the operator.
 
-    steps: the kernels with their scalars, in their order. A kernel's first arguments are tensors, and their names say
-    which: those that a call brings, or pieces of the scratch, so many elements each.
+    A kernel's first arguments are tensors, and their names say which: those that a call brings, or pieces of the
+    scratch, so many elements each, of the dtype of the call or (`exact`) of float32.
     """
 
     def __init__(
-        self, steps: Iterable[tuple[Launcher, tuple[int, ...]]], scratch: Mapping[str, int], itemsize: int
+        self, steps: Iterable[Step], scratch: Mapping[str, int], itemsize: int, exact: Mapping[str, int] | None = None
     ) -> None:
-        self.steps, self.scratch, self._itemsize = list(steps), scratch, itemsize
-        step, self._places, self._elements = ALIGNMENT // itemsize, [], 0
-        for size in scratch.values():
-            self._places.append(self._elements)
-            self._elements += -(-size // step) * step
+        self.steps, self.scratch, self.exact, self._itemsize = list(steps), scratch, exact or {}, itemsize
+        self._places, self._bytes = [], 0
+        for sizes, width in ((self.scratch, itemsize), (self.exact, torch.float32.itemsize)):
+            for size in sizes.values():
+                self._places.append(self._bytes)
+                self._bytes += -(-size * width // ALIGNMENT) * ALIGNMENT
         self._starts: Sequence[tuple[Start, Callable[[list[int]], tuple], tuple]] = []
 
     def __call__(self, like: Tensor, tensors: Mapping[str, Tensor]) -> None:
         """Run it on the current device, that of `like`, whose dtype the scratch has. The names of the tensors come in
         the same order in every call."""
-        buffer = like.new_empty(self._elements)
+        buffer = like.new_empty(self._bytes // self._itemsize) if self._bytes else None
         if self._starts and not INTERPRETED:
             addresses = [tensor.data_ptr() for tensor in tensors.values()]
-            bits, first = 0, buffer.data_ptr()
+            bits = 0
             for address in addresses:
                 bits |= address
             if not bits % ALIGNMENT and nobody_listens():
-                # Addresses: to make views of the scratch would take torch longer than it takes to start the kernels.
-                addresses += [first + place * self._itemsize for place in self._places]
+                if buffer is not None:
+                    # Addresses: to make views of the scratch would take torch longer than to start the kernels.
+                    first = buffer.data_ptr()
+                    addresses += [first + place for place in self._places]
                 stream = current_stream(like.get_device())
                 for start, pick, last in self._starts:
                     start(stream, pick(addresses) + last)
                 return
-        sizes = zip(self.scratch, self._places, self.scratch.values(), strict=True)
-        named = {**tensors, **{name: buffer.narrow(0, place, size) for name, place, size in sizes}}
-        for launcher, scalars in self.steps:
-            launcher([named[name] for name in launcher.kernel.arg_names if name in named], scalars)
+        named = {**tensors, **({} if buffer is None else dict(self._pieces(buffer)))}
+        for step in self.steps:
+            step.launcher([named[name] for name in self._names(step, named)], step.scalars)
         if not INTERPRETED:
             self._remember(list(named), torch.cuda.current_device())
+
+    def _pieces(self, buffer: Tensor) -> Iterator[tuple[str, Tensor]]:
+        """The scratch by its names, in the order of the places."""
+        places = iter(self._places)
+        for sizes, dtype in ((self.scratch, buffer.dtype), (self.exact, torch.float32)):
+            for name, size in sizes.items():
+                place, length = next(places) // self._itemsize, size * dtype.itemsize // self._itemsize
+                yield name, buffer.narrow(0, place, length).view(dtype)
+
+    @staticmethod
+    def _names(step: Step, known: Container[str]) -> Sequence[str]:
+        return step.names or [name for name in step.launcher.kernel.arg_names if name in known]
 
     def _remember(self, order: list[str], device: int) -> None:
         """Keep what starts the kernels, if all of them are compiled for aligned tensors."""
         starts = []
-        for launcher, scalars in self.steps:
-            start = launcher.start(device)
+        for step in self.steps:
+            start = step.launcher.start(device)
             if start is None:
                 return
-            places = [order.index(name) for name in launcher.kernel.arg_names if name in order]
-            starts.append((start, itemgetter(*places), (*scalars, *launcher.last)))
+            places = [order.index(name) for name in self._names(step, order)]
+            starts.append((start, itemgetter(*places), (*step.scalars, *step.launcher.last)))
         self._starts = starts
 
 

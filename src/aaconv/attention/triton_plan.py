@@ -3,12 +3,13 @@
 import functools
 import math
 import os
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple
 
 import torch
 
-from .triton_launch import INTERPRETED, Launcher, Program, gpu_at
+from .triton_launch import INTERPRETED, Launcher, Program, Step, gpu_at
 from .triton_tiles import MOST_CHANNELS, SMALL_TABLE, TILES, Tile, Traits
 
 SMALL_KERNELS = ("attend_small_forward", "attend_small_backward")
@@ -29,17 +30,23 @@ the bytes it may hold in any case: a launch for a few heads would leave most of 
 MOST_TOGETHER = 8
 """Heads of a small map that one program packs."""
 SUMMED_AT_ONCE = 255
-"""Rows. To sum more, torch's reduction shares a result among blocks, with scratch of 512 bytes a number and block: 80
-MiB for the tables of 128 x 128."""
+"""Rows. More are summed in two steps, the first of which fills the GPU."""
+SUM_TILE = {"AT_ONCE": 32, "BLOCK": 128}
+"""Rows and numbers of a step of `sum_rows`."""
 GROUP = 8
 """Rows of keys whose relative logits travel together with the queries, in the unused depth of a product."""
 
 
+class Sum(NamedTuple):
+    """[outer, rows, numbers] -> [outer, numbers]."""
+
+    outer: int
+    rows: int
+    numbers: int
+
+
 class Plan:
     """One kind of call: its sizes, the constants the kernels are specialised by, and the kernels once compiled."""
-
-    deltas = 0
-    """Numbers in float32 that the kernels leave for each other."""
 
     def __init__(
         self,
@@ -133,33 +140,27 @@ class Plan:
             most = 1 if backward else ceil_div(self.height * sizes["LINE"], self.tile(self._small_kernel).queries)
             self.parts = min(most, max(1, at_a_time // max(1, self.image_heads)))
         sizes |= {"SPLITS": self.splits, "PARTS": self.parts}
-        self.partial_shape, self.partial_sums = self._partial_sums(num_heads if table_dimensions == 3 else None, depth)
+        rows, heads, splits = self.image_heads * self.splits, 1, 1
+        if table_dimensions == 3:
+            rows, heads, splits = self.batch, num_heads, self.splits
+        self.sums = table_sums(rows, heads, splits, self.length * depth) if self.length and backward else ()
 
     def chunks(self) -> Iterator[tuple[int, int]]:
         """(first, how many) of the image-heads of every launch."""
         for first in range(0, self.image_heads, self.heads_at_a_time):
             yield first, min(self.heads_at_a_time, self.image_heads - first)
 
-    def _partial_sums(self, heads: int | None, depth: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        """The shape of the parts of the tables' gradient, and the dimensions to sum one after the other."""
-        if not self.length:
-            return (0,), ()
-        rows = self.image_heads * self.splits if heads is None else self.batch
-        first = two_steps(rows) or (rows,)
-        of_tables = (self.length, depth) if heads is None else (heads, self.splits, self.length, depth)
-        return (*first, *of_tables), (*(() if heads is None else (-3,)), *(0 for _ in first))
-
     @functools.cached_property
     def program(self) -> Program:
         """All kernels of the call, which are compiled when it first runs."""
         launchers = {heads: [self._launcher(name, heads) for name in self.kernels] for _, heads in self.chunks()}
-        steps = ((launcher, (first,)) for first, heads in self.chunks() for launcher in launchers[heads])
+        steps = [Step(launcher, (first,)) for first, heads in self.chunks() for launcher in launchers[heads]]
         names = "queries", "keys", "values", "grads", "grad_logits"
         sizes = self.operand_sizes + self.gradient_sizes if self.backward else self.operand_sizes
         scratch = {name: self.heads_at_a_time * size for name, size in zip(names, sizes, strict=False)}
         if self.is_small:
             scratch = {}
-        return Program(steps, scratch, self.itemsize)
+        return Program([*steps, *sum_steps(self.sums)], scratch, self.itemsize, scratch_of_sums(self.sums))
 
     @property
     def _small_kernel(self) -> str:
@@ -287,6 +288,36 @@ def two_steps(rows: int) -> tuple[int, int] | None:
     factors = (n for n in range(2, SUMMED_AT_ONCE + 1) if rows % n == 0)
     first = min(factors, key=lambda n: abs(n * n - rows), default=None)
     return None if first is None else (first, rows // first)
+
+
+def table_sums(rows: int, heads: int, splits: int, numbers: int) -> tuple[Sum, ...]:
+    """How the parts of the tables' gradients [rows, heads, splits, numbers] become [heads, numbers]."""
+    sums = [Sum(rows * heads, splits, numbers)] if splits > 1 else []
+    left = rows
+    if factors := two_steps(rows):
+        first, left = factors
+        sums.append(Sum(1, first, left * heads * numbers))
+    return (*sums, *([Sum(1, left, heads * numbers)] if left != 1 else []))
+
+
+def sum_names(sums: Sequence[Sum]) -> list[str]:
+    """Of what the other kernels leave, of all that is between, and of the gradients of the tables."""
+    return ["grad_tables", *(f"sums_{number}" for number in range(1, len(sums))), *(["table_sums"] if sums else [])]
+
+
+def scratch_of_sums(sums: Sequence[Sum]) -> dict[str, int]:
+    """The numbers of all but the last."""
+    return {name: math.prod(one) or 1 for name, one in zip(sum_names(sums), sums, strict=False)}
+
+
+def sum_steps(sums: Sequence[Sum]) -> Iterator[Step]:
+    if not sums:
+        return
+    from .triton_sum_kernels import sum_rows
+
+    for names, one in zip(pairwise(sum_names(sums)), sums, strict=True):
+        programs = one.outer * ceil_div(one.numbers, SUM_TILE["BLOCK"])
+        yield Step(Launcher(sum_rows, programs, SUM_TILE | {"num_warps": 4}), (one.rows, one.numbers), names)
 
 
 def _layout(height: int, width: int, depth: int, value_depth: int) -> dict[str, int]:

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 
 import torch
 
-from .triton_launch import Launcher, Program, gpu_at
-from .triton_plan import ceil_div, padded, power_of_two, two_steps
+from .triton_launch import Launcher, Program, Step, gpu_at
+from .triton_plan import ceil_div, padded, power_of_two, scratch_of_sums, sum_steps, table_sums
 from .windows import Window
 
 MAX_DEPTH, MAX_WINDOW = 64, 32
@@ -201,10 +201,7 @@ class WindowPlan:
         needs_delta = backward and not self.constants["DELTA"]
         self.deltas = self.images_at_a_time * num_heads * self.pixels if needs_delta else 0
         parts = min(self.height, first_rows) * self.splits if self.batch else 0
-        first = two_steps(parts) or (parts,)
-        # The shape of the parts of the tables' gradient, and the dimensions to sum one after the other.
-        self.partial_shape: tuple[int, ...] = (*first, *of_tables) if table_dimensions else (0,)
-        self.partial_sums: tuple[int, ...] = (0,) * len(first) if table_dimensions else ()
+        self.sums = table_sums(parts, 1, 1, math.prod(of_tables)) if table_dimensions and backward else ()
 
     @property
     def _bytes_of_input(self) -> int:
@@ -240,18 +237,17 @@ class WindowPlan:
         scratch = {name: pixels * size or 16 for name, size in self.sizes.items()}
         if not self.backward:  # `window_pack` has names for these, and does not touch them
             scratch |= dict.fromkeys(("grad_out", "queries", "grads"), 16)
-        if not self.deltas:
-            scratch["delta"] = 16
-        return Program(self._steps(), scratch, self.itemsize)
+        exact = {"delta": self.deltas or 16} | scratch_of_sums(self.sums)
+        return Program([*self._steps(), *sum_steps(self.sums)], scratch, self.itemsize, exact)
 
-    def _steps(self) -> Iterator[tuple[Launcher, tuple[int, ...]]]:
+    def _steps(self) -> Iterator[Step]:
         launchers: dict[tuple[str, int], Launcher] = {}
         for chunk, (first, heads) in enumerate(self.chunks()):
             for name in self.kernels:
                 if (name, heads) not in launchers:
                     launchers[name, heads] = self._launcher(name, heads)
                 more = (heads, chunk, self.splits) if name == "window_backward_tables" else ()
-                yield launchers[name, heads], (first, self.height, self.width, *more)
+                yield Step(launchers[name, heads], (first, self.height, self.width, *more))
 
     @property
     def kernels(self) -> list[str]:
