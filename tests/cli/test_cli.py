@@ -163,8 +163,8 @@ def test_a_misspelt_word_suggests_the_nearest(arguments, suggestion, capsys):
         (["table", "12"], "tables 1 to 9"),
         (
             ["table", "two"],
-            "no results on 'two'; a table is 1 to 9 or 'all', and our runs are on cifar100, imagenette160, "
-            "shapes-distance-N, coco-small",
+            "no results on 'two'; a table is 1 to 9 or 'all', and our runs are on cifar100, tiny-imagenet, "
+            "imagenette160, shapes-distance-N, coco-small",
         ),
         (["models", "nothing_like_this"], "no model fits"),
         (["cost", "aa_resnet50", "--size", "0"], "at least 1"),

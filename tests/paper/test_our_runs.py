@@ -316,11 +316,14 @@ def test_runs_that_begin_as_the_papers_have_a_line_of_their_own(tmp_path, capsys
 
 def test_json_has_the_values_of_every_run(tmp_path, capsys):
     for seed in (4, 2):
-        keep(tmp_path, "cifar100-small-se", seed, 70.0 + seed)
+        path = keep(tmp_path, "cifar100-small-se", seed, 70.0 + seed)
+        path.write_text(json.dumps(json.loads(path.read_text()) | {"parameters": 2_749_732, "train_loss": seed / 2}))
     print_tables([1], as_json=True, folder=tmp_path)
     (runs,) = json.loads(capsys.readouterr().out)["runs"]
     spread = {"deviation": pytest.approx(2**0.5), "interval": pytest.approx(12.7062047)}
     assert runs["top1"] == {"mean": 73.0, **spread, "values": [72.0, 74.0]}
+    assert runs["train_loss"]["values"] == [1.0, 2.0]
+    assert runs["parameters"] == 2_749_732
     assert (runs["recipe"], runs["seeds"], runs["table"]) == ("cifar100-small-se", [2, 4], 1)
     assert runs["command"] == "aaconv train cifar100-small-se --seed 2"
 
@@ -416,6 +419,27 @@ def test_networks_that_were_trained_in_another_way_stand_in_another_column(tmp_p
         ("AA-ResNet-50", [], 1),
         ("AA-ResNet-50", ["--cutmix 1.0"], 2),
     ]
+
+
+def test_smaller_networks_than_the_papers_stand_first_and_keep_no_column_of_others_away(tmp_path, capsys):
+    for kind, top1 in (("plain", 59.0), ("se", 58.0), ("aa", 58.5)):
+        keep(tmp_path, f"tiny-imagenet-resnet18-{kind}", 0, top1, dataset="tiny-imagenet", epochs=20)
+    for kind, top1 in (("plain", 62.0), ("aa", 63.0)):
+        keep(tmp_path, f"tiny-imagenet-resnet50-{kind}", 0, top1, dataset="tiny-imagenet", cutmix=1.0)
+    print_tables([3], folder=tmp_path)
+    title, *lines = capsys.readouterr().out.partition("the same networks on other data")[2].splitlines()[:7]
+    columns = ["paper's top-1", "tiny-imagenet, 20 epochs", "tiny-imagenet, 60 epochs, --cutmix 1.0"]
+    assert [word.strip() for word in title.split("  ") if word] == columns
+    assert [line.split() for line in lines[:5]] == [
+        ["ResNet-18", "59.00", "(1)"],
+        ["SE-ResNet-18", "58.00", "(1)"],
+        ["AA-ResNet-18", "58.50", "(1)"],
+        ["ResNet-50", "76.4", "62.00", "(1)"],
+        ["AA-ResNet-50", "77.7", "63.00", "(1)"],
+    ]
+    assert lines[5].endswith("; the paper has no ResNet-18, SE-ResNet-18, AA-ResNet-18")
+    print_tables([6], folder=tmp_path)
+    assert "ResNet-18" not in capsys.readouterr().out.partition("other data")[2]
 
 
 def test_networks_of_other_epochs_do_not_stand_beside_each_other(nothing_recorded, capsys):

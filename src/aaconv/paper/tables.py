@@ -152,7 +152,7 @@ def _in_full(cell: Cell) -> str:
 
 def _as_json(number: int | None, one: Experiment) -> dict[str, object]:
     about: dict[str, Any] = {"table": number, "dataset": one.dataset, "recipe": one.name}
-    about |= {"model": one.model, "options": one.options, "epochs": one.epochs}
+    about |= {"model": one.model, "options": one.options, "parameters": one.parameters, "epochs": one.epochs}
     means = {
         metric: {
             "mean": one.mean(metric),
@@ -160,7 +160,7 @@ def _as_json(number: int | None, one: Experiment) -> dict[str, object]:
             "interval": one.interval(metric),
             "values": one.values(metric),
         }
-        for metric in TITLES
+        for metric in (*TITLES, "train_loss")
         if one.values(metric)
     }
     return about | {"runs": len(one.runs), "seeds": one.seeds} | means | {"command": one.command}

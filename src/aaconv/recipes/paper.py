@@ -44,6 +44,8 @@ class PaperTable:
     dataset: str
     size: tuple[int, int]
     rows: tuple[Row, ...]
+    smaller: tuple[Row, ...] = ()
+    """Networks of the same family that the paper does not have, and that we train on small images; without cells."""
 
     @property
     def columns(self) -> list[str]:
@@ -114,6 +116,11 @@ TABLE_3 = (
     _row("ResNet-152", _IMAGENET, "23.0 60.2M 78.4 94.2", "plain_resnet152"),
     _row("SE-ResNet-152", _IMAGENET, "23.1 66.8M 78.9 94.5", "se_resnet152"),
     _row("AA-ResNet-152", _IMAGENET, "23.8 61.6M 79.1 94.6", "aa_resnet152"),
+)
+SMALLER_RESNETS = (
+    Row("ResNet-18", {}, "plain_resnet18"),
+    Row("SE-ResNet-18", {}, "se_resnet18"),
+    Row("AA-ResNet-18", {}, "aa_resnet18"),
 )
 
 _FITTED_MNASNET = (
@@ -223,6 +230,6 @@ _TITLES = (
     ("cost of the attention in ResNet-50, per image and layer (appendix)", "imagenet", 224, TABLE_9),
 )
 TABLES = {
-    number: PaperTable(number, title, dataset, (side, side), rows)
+    number: PaperTable(number, title, dataset, (side, side), rows, SMALLER_RESNETS if rows is TABLE_3 else ())
     for number, (title, dataset, side, rows) in enumerate(_TITLES, 1)
 }

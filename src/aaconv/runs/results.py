@@ -28,7 +28,7 @@ RECORDED = Path(__file__).resolve().parents[1] / "recorded"
 """What comes with the package: results/DATASET/*.json and benchmarks/*.json."""
 RESULTS = "results"
 """Where `aaconv record` keeps them."""
-MEASURED = (*TITLES, "seconds_per_epoch")
+MEASURED = (*TITLES, "train_loss", "seconds_per_epoch")
 KINDS = {
     **dict.fromkeys(("dataset", "name", "model", "data"), str),
     **dict.fromkeys(("options", "overrides"), dict),
