@@ -12,7 +12,7 @@ from torch.autograd import DeviceType
 
 from aaconv.attention import eager
 from aaconv.attention.windows import make_window
-from aaconv.benchmark import attention, kernels, layer, model, table2
+from aaconv.benchmark import attention, kernels, layer, measure, model, table2
 from aaconv.benchmark.measure import (
     Timing,
     compile_apart,
@@ -33,6 +33,28 @@ def test_rounds_are_interleaved():
     timings = time_interleaved(calls, CPU, rounds=4, sample_ms=0)
     assert "".join(order).endswith("abc" * 4)
     assert timings.keys() == calls.keys()
+
+
+def test_on_a_gpu_the_first_call_of_a_turn_is_not_timed(monkeypatch):
+    turn = []
+
+    class Event:
+        def __init__(self, enable_timing):
+            assert enable_timing
+
+        def record(self):
+            turn.append("event")
+
+        def synchronize(self):
+            pass
+
+        def elapsed_time(self, after):
+            return 6.0
+
+    monkeypatch.setattr(torch.cuda, "Event", Event)
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda device: turn.clear())
+    assert measure._sample(lambda: turn.append("call"), torch.device("cuda"), 3) == 2
+    assert turn == ["call", "event", "call", "call", "call", "event"]
 
 
 def test_percentiles_of_known_samples():

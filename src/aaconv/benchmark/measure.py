@@ -49,7 +49,8 @@ class Timing:
 def time_interleaved(
     calls: Mapping[Key, Call], device: torch.device, *, rounds: int = 20, sample_ms: float = 20, inside: int = 1
 ) -> dict[Key, Timing]:
-    """Time every call `rounds` times, turn by turn. Short calls are repeated to fill sample_ms, and averaged.
+    """Time every call `rounds` times, turn by turn. Short calls are repeated to fill sample_ms, and averaged: as a loop
+    that calls nothing else takes.
 
     inside: how often a call does the thing itself; the figures are those of one.
     """
@@ -75,6 +76,7 @@ def _sample(call: Call, device: torch.device, repeats: int) -> float:
         return 1e3 * (time.perf_counter() - start) / repeats
     before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize(device)
+    call()  # untimed: the first one after another call's turn finds the host's caches full of that one's
     before.record()
     for _ in range(repeats):
         call()
