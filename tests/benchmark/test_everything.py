@@ -26,12 +26,12 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture
 def started(monkeypatch):
-    """The commands that were started, in their order."""
+    """The commands that were started, in their order; what only compiles has a number for a name."""
     words, start = [], everything.Job.start
 
-    def noted(job, *more, **options):
+    def noted(job, *more):
         words.append((job.name, "--json" in more))
-        return start(job, *more, **options)
+        return start(job, *more)
 
     monkeypatch.setattr(everything.Job, "start", noted)
     return words
@@ -53,11 +53,51 @@ def test_each_command_is_compiled_and_then_measured_into_a_file_of_its_own(tmp_p
     (gpu,) = (path.stem.removeprefix("attention-") for path in (tmp_path / "new").glob("attention-*.json"))
     assert gpu
     assert all(word in device.lower() for word in gpu.split("-"))
-    assert started[:2] == [(f"attention-{gpu}", False), ("other", False)]
+    assert started[:2] == [("0", False), ("1", False)]
     assert started[2:] == [(f"attention-{gpu}", True), ("other", True)]
     (row,) = json.loads((tmp_path / "new" / "other.json").read_text())["rows"]
     assert row["variant"] == "sdpa"
     assert "2 measured, 0 missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "pieces"),
+    [
+        ("table2 --rounds 4", ["table2 --rounds 4"]),
+        (
+            "model --models a b:x=1 --train --rounds 4",
+            ["model --models a --train --rounds 4", "model --models b:x=1 --train --rounds 4"],
+        ),
+        ("model --rounds 4 --models a", ["model --rounds 4 --models a --train", "model --rounds 4 --models a --infer"]),
+        (
+            "examples/compare_speed.py --models a b --modes graphs",
+            [
+                f"examples/compare_speed.py --models {model} --modes graphs --phases {phase}"
+                for phase in ("training", "inference")
+                for model in "ab"
+            ],
+        ),
+        (
+            "examples/compare_speed.py --models a --phases training",
+            ["examples/compare_speed.py --models a --phases training"],
+        ),
+    ],
+)
+def test_networks_and_phases_compile_apart(command, pieces):
+    assert [" ".join(piece) for piece in everything._pieces(tuple(command.split()))] == pieces
+
+
+def test_after_compiling_side_by_side_no_choice_of_a_kernel_is_left(tmp_path, monkeypatch):
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
+    choice, kernel = tmp_path / "cache" / "ab" / "c.best_config", tmp_path / "cache" / "ab" / "c.py"
+    choice.parent.mkdir(parents=True)
+    for file in (choice, kernel):
+        file.write_text("")
+    measure(tmp_path / "new", {"one": f"{TINY} eager"})
+    assert choice.exists()
+    measure(tmp_path / "new", {"two": f"{TINY} eager"}, side_by_side=1)
+    assert not choice.exists()
+    assert kernel.exists()
 
 
 def test_what_is_there_of_this_commit_is_not_measured_again(tmp_path, started, monkeypatch):
@@ -189,7 +229,7 @@ def test_an_example_is_measured_as_a_benchmark_is(tmp_path, started, monkeypatch
     tiny = "examples/compare_speed.py --models test_resnet --batch 1 --size 32 --phases inference"
     for _ in range(2):
         measure(tmp_path, {"loop": tiny}, side_by_side=1)
-    assert started == [("loop", False), ("loop", True)]
+    assert started == [("0", False), ("loop", True)]
     (row,) = json.loads((tmp_path / "loop.json").read_text())["rows"]
     assert (row["model"], row["to_first"]) == ("test_resnet", 1.0)
     assert (tmp_path / "loop.log").read_text().startswith(f"python {tiny}\n")

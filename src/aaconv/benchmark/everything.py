@@ -2,8 +2,8 @@
 user's own loop of examples/compare_speed.py among them.
 
 What is there already, of the same command, commit, versions and GPU, is not measured again, so the same line goes on
-where it was stopped. Compiling takes longer than measuring. So the commands may run side by side first, what they
-measure thrown away: torch and triton keep what they compile on the disk.
+where it was stopped. Compiling takes longer than measuring. So the commands may run side by side first, a network and a
+phase each, what they measure thrown away: torch and triton keep what they compile on the disk.
 """
 
 import re
@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 
+from ..utils.compiled_graphs import forget_fastest_kernels
 from ..utils.environment import environment
 from ..utils.files import check_writable, naming_unwritable
 from ..utils.json_file import read_json
@@ -73,6 +74,8 @@ COMMANDS = {
 most in the least time come first."""
 BENCH = (sys.executable, "-m", "aaconv", "bench")
 EXAMPLES = "examples/"
+PHASES = {"model": ("--train", "--infer"), LOOP: ("--phases training", "--phases inference")}
+"""What asks a command for one of its phases: training takes longer to compile."""
 CHECKOUT = Path(__file__).parents[3]
 """Where the examples are; an installed package has none."""
 
@@ -117,8 +120,8 @@ class Job:
         first, *rest = self.words
         return (sys.executable, str(CHECKOUT / first), *rest) if first.startswith(EXAMPLES) else (*BENCH, *self.words)
 
-    def start(self, *words: str, log: Path | None = None) -> subprocess.Popen:
-        with (log or self.unfinished_log).open("w") as out:
+    def start(self, *words: str) -> subprocess.Popen:
+        with self.unfinished_log.open("w") as out:
             print(self.command, file=out, flush=True)
             return subprocess.Popen(
                 [*self.program, *words], stdin=subprocess.DEVNULL, stdout=out, stderr=subprocess.STDOUT
@@ -137,9 +140,9 @@ def run(
 ) -> None:
     """Measure them into the folder `to`; a SystemExit with status 1 if any is missing at the end.
 
-    only: of the names, without the GPU's; side_by_side: how many compile at a time before anything is measured, where
-    the compiler chooses between kernels while others run; limit: seconds after which none begins and the running one is
-    ended; listed: print the commands alone; device: what the commands compute on, by default a GPU.
+    only: of the names, without the GPU's; side_by_side: how many compile at a time before anything is measured; limit:
+    seconds after which none begins and the running one is ended; listed: print the commands alone; device: what the
+    commands compute on, by default a GPU.
     """
     chosen = _choose(commands, only)
     if listed:
@@ -224,21 +227,35 @@ def _as_list(found: Any) -> list[Any]:
 
 
 def _compile(jobs: Sequence[Job], at_once: int, progress: Progress, until: float | None) -> None:
-    """Run them once, side by side; what fails here fails again, and is told, where it is measured."""
+    """Run them once, side by side; what fails here fails again, and is told, where it is measured. Which of several
+    kernels is the fastest, the compiler finds out there, when nothing else runs."""
     progress(f"compiling, {at_once} at a time")
+    pieces = dict.fromkeys(words for job in jobs for words in _pieces(job.words))
     with TemporaryDirectory(prefix="aaconv-bench-") as folder:
-        waiting, running = list(jobs), list[subprocess.Popen]()
+        waiting = [Job(str(number), words, Path(folder)) for number, words in enumerate(pieces)]
+        running: list[subprocess.Popen] = []
         try:
             while (waiting or running) and not _is_over(until):
                 while waiting and len(running) < at_once:
-                    job = waiting.pop(0)
-                    running.append(job.start("--rounds", "1", log=Path(folder, job.name)))
+                    running.append(waiting.pop(0).start("--rounds", "1"))
                 time.sleep(0.1)
                 running = [process for process in running if process.poll() is None]
         finally:
             for process in running:
                 process.kill()
                 process.wait()
+    forget_fastest_kernels()
+
+
+def _pieces(words: tuple[str, ...]) -> list[tuple[str, ...]]:
+    """Of a command with several networks, or with all of its phases, those with one."""
+    if "--models" not in words:
+        return [words]
+    first = words.index("--models") + 1
+    end = next((place for place in range(first, len(words)) if words[place].startswith("--")), len(words))
+    asked = {word for way in PHASES.get(words[0], ()) for word in way.split() if word.startswith("--")}
+    ways = PHASES.get(words[0], ("",)) if asked.isdisjoint(words) else ("",)
+    return [(*words[:first], model, *words[end:], *way.split()) for way in ways for model in words[first:end]]
 
 
 def _measure(job: Job, progress: Progress, until: float | None) -> bool:

@@ -1,5 +1,7 @@
 """What torch.compile keeps on the disk, so that the next process does not compile it again."""
 
+from pathlib import Path
+
 import torch._functorch.config as functorch
 
 _SWITCH = "autograd_cache_allow_custom_autograd_functions"
@@ -19,3 +21,11 @@ def keep_all_graphs(on: bool = True) -> None:
     """
     if hasattr(functorch, _SWITCH):
         setattr(functorch, _SWITCH, on)
+
+
+def forget_fastest_kernels() -> None:
+    """Let the compiler time its kernels anew the next time they are used; compiled they stay."""
+    from torch._inductor.runtime.cache_dir_utils import cache_dir
+
+    for choice in Path(cache_dir()).rglob("*.best_config"):
+        choice.unlink(missing_ok=True)
