@@ -51,16 +51,18 @@ def test_practical_recipes_are_there():
 
 @pytest.mark.parametrize("depth", [18, 50])
 def test_the_recipes_of_tiny_imagenet_differ_in_the_network_alone(depth):
-    """One of them sees the whole map without attending, with hardly more parameters."""
-    kinds = ("plain", "se", "aa", "aa-se", "average")
+    """One of them sees the whole map without attending, with hardly more parameters; in another attention is added
+    where that is."""
+    kinds = ("plain", "se", "aa", "aa-se", "average", "aa-add")
     found = {kind: recipes.get(f"tiny-imagenet-resnet{depth}-{kind}") for kind in kinds}
     plain = replace(found["plain"], name="", summary="")
     assert all(replace(recipe, name="", summary="", model=plain.model) == plain for recipe in found.values())
     sizes = {}
-    for kind in ("plain", "average"):
+    for kind in ("plain", "average", "aa-add"):
         network = create_without_memory(found[kind].model.name, num_classes=200, **found[kind].model.options)
         sizes[kind] = sum(parameter.numel() for parameter in network.parameters())
     assert 1 < sizes["average"] / sizes["plain"] < 1.03
+    assert 1 < sizes["aa-add"] / sizes["average"] < 1.05
 
 
 def test_the_recipes_of_windows_differ_in_the_network_alone():

@@ -287,16 +287,19 @@ TINY_KINDS: dict[str, tuple[str, dict[str, Any], str]] = {
 
 
 def _tiny_imagenet() -> Iterator[Recipe]:
-    """ResNets on 64 pixels, without the pooling of their stem: the kinds of table 3 in an hour or so on one GPU, and
-    what sees the whole map without attending."""
+    """ResNets on 64 pixels, without the pooling of their stem: the kinds of table 3 in an hour or so on one GPU, what
+    sees the whole map without attending, and attention added where that is, beside whole convolutions."""
     for depth, where in ((18, "layer[234].*.conv1"), (50, "layer[234].*.conv2")):
         kinds = {
             variant: (title, Model(f"{kind}_resnet{depth}", {"stem_pool": False, **options}))
             for variant, (kind, options, title) in TINY_KINDS.items()
         }
-        average = {"where": where, "instead": "average"}
-        built = {"base": f"plain_resnet{depth}", "stem_pool": False, "augmentations": [average]}
-        kinds["average"] = "an even average over the map, added in the last three stages", Model(AUGMENTED, built)
+        for variant, what, form in (
+            ("average", "an even average over the map", {"instead": "average"}),
+            ("aa-add", "attention", {"combine": "add"}),
+        ):
+            built = {"base": f"plain_resnet{depth}", "stem_pool": False, "augmentations": [{"where": where, **form}]}
+            kinds[variant] = f"{what}, added in the last three stages", Model(AUGMENTED, built)
         for variant, (title, model) in kinds.items():
             yield Recipe(
                 name=f"tiny-imagenet-resnet{depth}-{variant}",
