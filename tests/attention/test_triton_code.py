@@ -348,6 +348,39 @@ def test_a_launch_that_we_do_not_understand_goes_tritons_way(change):
 
 
 @pytest.mark.usefixtures("on_a_gpu")
+@pytest.mark.parametrize("scratch", [{}, {"queries": 9}], ids=str)
+def test_a_program_gives_float32_pieces_and_tensors_by_other_names(scratch):
+    """By addresses as by tensors: the first call has these, the second those."""
+    kernel = Kernel("3.6")
+    kernel.arg_names = ("parts", "sums", "W", "H")
+    launcher = triton_launch.Launcher(kernel, 7, CONSTANTS)
+    steps = [triton_launch.Step(launcher, (), names) for names in (("first", "second"), ("second", "out"))]
+    program = triton_launch.Program(steps, scratch, 2, {"first": 5, "second": 3})
+    out = torch.zeros(64)
+    for _ in range(2):
+        program(torch.zeros(2, dtype=torch.bfloat16), {"out": out})
+    ((_, (first, second), _),) = kernel.compiled
+    assert [(piece.dtype, piece.numel()) for piece in (first, second)] == [(torch.float32, 5), (torch.float32, 3)]
+    assert second.data_ptr() - first.data_ptr() == 32
+    assert first.storage_offset() * 4 == 32 * len(scratch)
+    arguments = [call[-4:-2] for call in kernel.started]  # before the constants
+    assert arguments[0][1] == out.data_ptr()
+    (_, begin), (_, end) = arguments[1:]
+    assert (arguments[1][0] + 32, end) == (begin, out.data_ptr())
+    assert arguments[2][0] == begin
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_a_program_without_scratch_allocates_nothing(monkeypatch):
+    step = triton_launch.Step(triton_launch.Launcher(Kernel("3.6"), 7, CONSTANTS), (0,), ("qkv", "qkv", "qkv"))
+    program, qkv = triton_launch.Program([step], {}, 4), torch.zeros(64)
+    monkeypatch.setattr(torch.Tensor, "new_empty", None)
+    for _ in range(2):
+        program(qkv, {"qkv": qkv})
+    assert len(step.launcher.kernel.started) == 1
+
+
+@pytest.mark.usefixtures("on_a_gpu")
 def test_hooks_of_a_profiler_see_every_launch():
     kernel = Kernel("3.9")
     launcher, program_kernel = triton_launch.Launcher(kernel, 7, CONSTANTS), Kernel("3.9")

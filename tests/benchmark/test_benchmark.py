@@ -372,6 +372,7 @@ def test_table2_completes_a_file(tmp_path, monkeypatch):
     ("kernel", "kind"),
     [
         ("attend_backward_keys", "attend_backward_keys"),
+        ("sum_rows", "sum_rows"),
         ("triton_poi_fused_add_max_pool2d_with_indices_91", "pointwise"),
         ("triton_red_fused__native_batch_norm_legit_functional_13", "reductions"),
         ("triton_poi_fused_convolution_backward_89", "pointwise"),

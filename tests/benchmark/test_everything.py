@@ -89,15 +89,17 @@ def test_networks_and_phases_compile_apart(command, pieces):
 
 def test_after_compiling_side_by_side_no_choice_of_a_kernel_is_left(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
-    choice, kernel = tmp_path / "cache" / "ab" / "c.best_config", tmp_path / "cache" / "ab" / "c.py"
-    choice.parent.mkdir(parents=True)
-    for file in (choice, kernel):
+    cache = tmp_path / "cache"
+    choice, kernel, of_others = (cache / name for name in ("ab/c.best_config", "ab/c.py", "helion/c.best_config"))
+    for file in (choice, kernel, of_others):
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("")
     measure(tmp_path / "new", {"one": f"{TINY} eager"})
     assert choice.exists()
     measure(tmp_path / "new", {"two": f"{TINY} eager"}, side_by_side=1)
     assert not choice.exists()
     assert kernel.exists()
+    assert of_others.exists()
 
 
 def test_what_is_there_of_this_commit_is_not_measured_again(tmp_path, started, monkeypatch):

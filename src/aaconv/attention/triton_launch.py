@@ -71,7 +71,7 @@ class Program:
     """Kernels that run one after the other, with scratch that they share: all of a call of the operator.
 
     A kernel's first arguments are tensors, and their names say which: those that a call brings, or pieces of the
-    scratch, so many elements each, of the dtype of the call or (`exact`) of float32.
+    scratch. scratch, exact: the elements of each piece, in the dtype of the call or in float32.
     """
 
     def __init__(

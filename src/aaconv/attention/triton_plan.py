@@ -30,7 +30,7 @@ the bytes it may hold in any case: a launch for a few heads would leave most of 
 MOST_TOGETHER = 8
 """Heads of a small map that one program packs."""
 SUMMED_AT_ONCE = 255
-"""Rows. More are summed in two steps, the first of which fills the GPU."""
+"""Rows. More are summed in two steps where they have factors: of one there are too few programs to fill a GPU."""
 SUM_TILE = {"AT_ONCE": 32, "BLOCK": 128}
 """Rows and numbers of a step of `sum_rows`."""
 GROUP = 8

@@ -2,8 +2,8 @@
 user's own loop of examples/compare_speed.py among them.
 
 What is there already, of the same command, commit, versions and GPU, is not measured again, so the same line goes on
-where it was stopped. Compiling takes longer than measuring. So the commands may run side by side first, a network and a
-phase each, what they measure thrown away: torch and triton keep what they compile on the disk.
+where it was stopped. Compiling takes longer than measuring. So the commands may run side by side first, those that
+name their networks one by one, what they measure thrown away: torch and triton keep what they compile on the disk.
 """
 
 import re
@@ -227,7 +227,7 @@ def _as_list(found: Any) -> list[Any]:
 
 
 def _compile(jobs: Sequence[Job], at_once: int, progress: Progress, until: float | None) -> None:
-    """Run them once, side by side; what fails here fails again, and is told, where it is measured. Which of several
+    """Run them once, side by side; what fails here fails again where it is measured, which names it. Which of several
     kernels is the fastest, the compiler finds out there, when nothing else runs."""
     progress(f"compiling, {at_once} at a time")
     pieces = dict.fromkeys(words for job in jobs for words in _pieces(job.words))
@@ -248,7 +248,7 @@ def _compile(jobs: Sequence[Job], at_once: int, progress: Progress, until: float
 
 
 def _pieces(words: tuple[str, ...]) -> list[tuple[str, ...]]:
-    """Of a command with several networks, or with all of its phases, those with one."""
+    """A command that names its networks, for one of them and one phase at a time."""
     if "--models" not in words:
         return [words]
     first = words.index("--models") + 1

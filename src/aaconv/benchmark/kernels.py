@@ -12,7 +12,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from .measure import Call
 
-OURS = re.compile(r"(attend|relative|window)_\w+|pack|sum_tables")
+OURS = re.compile(r"(attend|relative|window)_\w+|pack|sum_(tables|rows)")
 """Names of the kernels of attention."""
 
 KINDS = {

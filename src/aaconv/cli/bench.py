@@ -131,8 +131,7 @@ def _add_all(bench: Parser) -> None:
         type=not_negative,
         default=0,
         metavar="N",
-        help="compile N at a time before measuring; the compiler then chooses between kernels while others run; "
-        "default: 0, each compiles when it is measured",
+        help="compile N at a time before measuring; default: 0, each compiles when it is measured",
     )
     everything.add_argument("--limit", type=positive, metavar="SECONDS", help="stop after so long; the rest is left")
     everything.add_argument("--list", action="store_true", help="print the commands, and stop")

@@ -24,8 +24,8 @@ def keep_all_graphs(on: bool = True) -> None:
 
 
 def forget_fastest_kernels() -> None:
-    """Let the compiler time its kernels anew the next time they are used; compiled they stay."""
+    """Let torch's compiler time all kernels in its cache again when they are next used; they stay compiled."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
-    for choice in Path(cache_dir()).rglob("*.best_config"):
+    for choice in Path(cache_dir()).glob("??/*.best_config"):
         choice.unlink(missing_ok=True)
