@@ -87,19 +87,24 @@ def test_networks_and_phases_compile_apart(command, pieces):
     assert [" ".join(piece) for piece in everything._pieces(tuple(command.split()))] == pieces
 
 
-def test_after_compiling_side_by_side_no_choice_of_a_kernel_is_left(tmp_path, monkeypatch):
+def test_kernels_that_were_chosen_beside_others_are_chosen_again(tmp_path, monkeypatch):
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "cache"))
     cache = tmp_path / "cache"
-    choice, kernel, of_others = (cache / name for name in ("ab/c.best_config", "ab/c.py", "helion/c.best_config"))
-    for file in (choice, kernel, of_others):
+    choice, kernel, of_others, older = (
+        cache / name for name in ("ab/c.best_config", "ab/c.py", "helion/c.best_config", "ab/d.best_config")
+    )
+    for file in (choice, kernel, of_others, older):
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("")
+        os.utime(file, (time.time() + 3600,) * 2)  # as if it were made while the command runs
+    os.utime(older, (0, 0))
     measure(tmp_path / "new", {"one": f"{TINY} eager"})
     assert choice.exists()
     measure(tmp_path / "new", {"two": f"{TINY} eager"}, side_by_side=1)
     assert not choice.exists()
     assert kernel.exists()
     assert of_others.exists()
+    assert older.exists()
 
 
 def test_what_is_there_of_this_commit_is_not_measured_again(tmp_path, started, monkeypatch):

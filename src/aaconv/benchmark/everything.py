@@ -2,8 +2,9 @@
 user's own loop of examples/compare_speed.py among them.
 
 What is there already, of the same command, commit, versions and GPU, is not measured again, so the same line goes on
-where it was stopped. Compiling takes longer than measuring. So the commands may run side by side first, those that
-name their networks one by one, what they measure thrown away: torch and triton keep what they compile on the disk.
+where it was stopped. Compiling takes longer than measuring. So the commands may run side by side first, a network and a
+phase each where they name their networks, what they measure thrown away: torch and triton keep what they compile on
+the disk.
 """
 
 import re
@@ -230,6 +231,7 @@ def _compile(jobs: Sequence[Job], at_once: int, progress: Progress, until: float
     """Run them once, side by side; what fails here fails again where it is measured, which names it. Which of several
     kernels is the fastest, the compiler finds out there, when nothing else runs."""
     progress(f"compiling, {at_once} at a time")
+    began = time.time()
     pieces = dict.fromkeys(words for job in jobs for words in _pieces(job.words))
     with TemporaryDirectory(prefix="aaconv-bench-") as folder:
         waiting = [Job(str(number), words, Path(folder)) for number, words in enumerate(pieces)]
@@ -244,7 +246,7 @@ def _compile(jobs: Sequence[Job], at_once: int, progress: Progress, until: float
             for process in running:
                 process.kill()
                 process.wait()
-    forget_fastest_kernels()
+    forget_fastest_kernels(began)
 
 
 def _pieces(words: tuple[str, ...]) -> list[tuple[str, ...]]:

@@ -76,7 +76,7 @@ def _sample(call: Call, device: torch.device, repeats: int) -> float:
         return 1e3 * (time.perf_counter() - start) / repeats
     before, after = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     torch.cuda.synchronize(device)
-    call()  # untimed: the first one after another call's turn finds the host's caches full of that one's
+    call()  # untimed: a loop that calls nothing else has no first call after another's turn
     before.record()
     for _ in range(repeats):
         call()

@@ -23,9 +23,10 @@ def keep_all_graphs(on: bool = True) -> None:
         setattr(functorch, _SWITCH, on)
 
 
-def forget_fastest_kernels() -> None:
-    """Let torch's compiler time all kernels in its cache again when they are next used; they stay compiled."""
+def forget_fastest_kernels(since: float) -> None:
+    """Let torch's compiler time the kernels again that it has timed since then (time.time()); they stay compiled."""
     from torch._inductor.runtime.cache_dir_utils import cache_dir
 
     for choice in Path(cache_dir()).glob("??/*.best_config"):
-        choice.unlink(missing_ok=True)
+        if choice.stat().st_mtime >= since:
+            choice.unlink(missing_ok=True)
